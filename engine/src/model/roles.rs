@@ -330,6 +330,11 @@ const MODEL_TENSORS: &[TensorRow] = &[
     TensorRow::new("dense_2.bias", projection_bias),
     TensorRow::new("dense_3.weight", projection_matrix),
     TensorRow::new("dense_3.bias", projection_bias),
+    TensorRow::new("cls.weight", projection_matrix),
+    TensorRow::new("cls.bias", projection_bias),
+    TensorRow::new("cls.norm.weight", projection_bias),
+    TensorRow::new("cls.output.weight", projection_matrix),
+    TensorRow::new("cls.output.bias", projection_bias),
 ];
 
 /// The tensors of a layer; those of a layout are reported in this order.

@@ -1,7 +1,7 @@
 //! The table of model families.
 
 use super::{
-    Alibi, Arch, ExpertInput, Factors, Gating, LocalRope, OutputGate, Rotated, ScoreScale, Sections, Swiglu,
+    Alibi, Arch, ExpertInput, Factors, Gating, HeadKind, LocalRope, OutputGate, Rotated, ScoreScale, Sections, Swiglu,
     Temperature, YarnLog,
 };
 use crate::kernels::elementwise::Activation;
@@ -62,6 +62,7 @@ const BASE: Arch = Arch {
     half_rotary: false,
     tiled_value_heads: false,
     mamba_by_heads: false,
+    head: HeadKind::Tanh,
     normed_residual: false,
     lightning: false,
 };
@@ -124,7 +125,7 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "qwen2", ..BASE },
     Arch { name: "qwen2vl", ..BASE },
     Arch { name: "qwen2moe", normalised_experts: false, ..BASE },
-    Arch { name: "qwen3", ..BASE },
+    Arch { name: "qwen3", head: HeadKind::Softmax, ..BASE },
     Arch { name: "qwen3moe", ..BASE },
     QWEN35,
     Arch { name: "qwen35moe", ..QWEN35 },
@@ -270,7 +271,7 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "eurobert", bidirectional: true, ..BASE },
     Arch { name: "neo-bert", bidirectional: true, aliases: &[("enc.output_norm", "output_norm")], ..LLAMA },
     Arch { name: "jina-bert-v3", rope: Some(RopeStyle::NeoX), ..BERT },
-    Arch { name: "qwen3vl", sections: Sections::Interleaved, ..BASE },
+    Arch { name: "qwen3vl", sections: Sections::Interleaved, head: HeadKind::Softmax, ..BASE },
     Arch { name: "qwen3vlmoe", sections: Sections::Interleaved, ..BASE },
     Arch { name: "hunyuan_vl", rope_before_norm: true, sections: Sections::Blocks, ..BASE },
     LLAMA4,
@@ -282,6 +283,7 @@ pub const ARCHS: &[Arch] = &[
         window_pattern: 3,
         global_first: true,
         act: Activation::GeluErf,
+        head: HeadKind::Gelu,
         ..LAYER_NORM
     },
     Arch {

@@ -131,6 +131,8 @@ pub struct Arch {
     pub tiled_value_heads: bool,
     /// Whether the Mamba layers are those of PLaMo 2, whose channels form heads.
     pub mamba_by_heads: bool,
+    /// Classification head of rerankers.
+    pub head: HeadKind,
 }
 
 /// What `rope.scaling.yarn_log_multiplier`, m, means for a scaling factor f.
@@ -154,6 +156,17 @@ pub struct Factors {
     pub depth: f32,
     /// On logits, times the width of the model.
     pub width: f32,
+}
+
+/// What the classification head of a reranker computes besides its products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadKind {
+    /// tanh after the hidden layer.
+    Tanh,
+    /// GELU after the hidden layer.
+    Gelu,
+    /// As [`HeadKind::Tanh`], and a softmax of the classes.
+    Softmax,
 }
 
 /// How the scores of experts become their weights.

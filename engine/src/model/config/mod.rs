@@ -69,6 +69,8 @@ pub struct Config {
     pub causal: bool,
     /// Pooling of token states to an embedding, as numbered in the file ([`crate::embed::Pooling`]).
     pub pooling_type: Option<u32>,
+    /// Pooling before the classification head, likewise.
+    pub classifier_pooling: Option<u32>,
     /// Which elements of a head RoPE pairs; `None` without RoPE.
     pub rope: Option<RopeStyle>,
     /// Whether the model has learned position embeddings.
@@ -206,6 +208,7 @@ impl Config {
             parallel_residual: keys.bool("use_parallel_residual")?.unwrap_or(arch.parallel),
             causal,
             pooling_type: keys.u32("pooling_type")?,
+            classifier_pooling: keys.u32("classifier.pooling_type")?,
             ropes,
             plain_head_norms: arch.plain_head_norms && experts.is_none_or(|e| e.n != 128),
             experts,

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::error::LoadError;
 use crate::math::sqrt;
+use crate::model::classifier::Classifier;
 use crate::model::config::{Config, MixerKind};
 use crate::model::loader::LoadedTensors;
 use crate::model::mixers::LatentWeights;
@@ -62,6 +63,7 @@ impl Weights {
             output: if tensors.has("output.weight") { Some(tensors.matrix("output.weight")?) } else { None },
             rope_divisors,
             projections: projections(tensors, c.n_embd)?,
+            classifier: Classifier::load(tensors, c)?,
         })
     }
 }

@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 
 pub(super) use load::{linear, missing, norm, required_norm, transposed};
 
+use super::classifier::Classifier;
 use super::config::Config;
 pub use super::mixers::{ChannelMix, LatentWeights, Recurrent};
 use crate::kernels::panel::{Matrix, PANEL};
@@ -241,6 +242,8 @@ pub struct Weights {
     pub rope_divisors: RopeDivisors,
     /// Projections of a pooled embedding (n_embd), applied in order.
     pub projections: Vec<Linear>,
+    /// Classification head of rerankers.
+    pub classifier: Option<Classifier>,
 }
 
 /// Rows of an output, padded to whole panels.
@@ -330,7 +333,8 @@ impl Weights {
     pub fn len_bytes(&self) -> usize {
         let outside = [Some(&self.embedding), self.token_types.as_ref(), self.positions.as_ref(), self.output.as_ref()];
         let layers = self.layers.iter().flat_map(Layer::matrices);
-        let projections = self.projections.iter().map(|projection| &projection.w);
+        let heads = self.classifier.iter().flat_map(Classifier::linears);
+        let projections = self.projections.iter().chain(heads).map(|projection| &projection.w);
         let projections = projections.chain(self.layer_embeddings.iter().flat_map(|e| [&e.table, &e.proj.w]));
         outside.into_iter().flatten().chain(layers).chain(projections).map(Matrix::len_bytes).sum()
     }
