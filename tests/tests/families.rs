@@ -2,6 +2,10 @@
 
 use starling::gguf::{Gguf, GgufWriter, TensorInfo, Value};
 use starling::kernels::Cpu;
+use starling::model::Model;
+use starling::pool::Inline;
+use starling::quant::Dtype;
+use starling_tests::architecture::recipe;
 use starling_tests::reference::{self, Piece, changed, whole};
 
 const IDS: [u32; 9] = [1, 7, 33, 250, 17, 3, 99, 120, 12];
@@ -180,4 +184,33 @@ fn arrays_have_a_number_per_layer() {
         }
         assert!(!error("same").unwrap_or_default().contains(key), "{key}");
     }
+}
+
+/// Layers that predict further tokens (NextN) are left out: the logits are those of the file without them.
+#[test]
+fn nextn_layers_are_left_out() {
+    for name in ["glm4moe", "exaone-moe", "qwen35", "qwen3next", "bailingmoe2", "hy_v3"] {
+        let load = |bytes: &[u8]| Model::load(bytes, &Inline).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let mut recipe = recipe(name);
+        let ids = recipe.prompts[0].clone();
+        let logits = |model: &Model| reference::logits(model, Cpu::detect(), &ids);
+        let plain = load(&recipe.file(Dtype::F32));
+        recipe.add_nextn_layer();
+        let other = load(&recipe.file(Dtype::F32));
+        assert_eq!((plain.config.n_layer(), other.config.n_nextn), (other.config.n_layer(), 1), "{name}");
+        assert_eq!(logits(&plain), logits(&other), "{name}");
+        // without the key they are refused, by name
+        recipe.metadata.retain(|(key, ..)| !key.ends_with("nextn_predict_layers"));
+        let refusal = Model::load(&recipe.file(Dtype::F32), &Inline).err().expect("a refusal").to_string();
+        assert!(refusal.contains("nextn"), "{name}: {refusal}");
+    }
+}
+
+/// A file has layers besides those that predict further tokens.
+#[test]
+fn nextn_layers_are_fewer_than_all() {
+    let mut recipe = recipe("glm4moe");
+    recipe.metadata.push(("glm4moe.nextn_predict_layers".into(), "UINT32".into(), 3.into()));
+    let refusal = Model::load(&recipe.file(Dtype::F32), &Inline).err().expect("a refusal").to_string();
+    assert!(refusal.contains("nextn_predict_layers") && refusal.contains("0 to 2"), "{refusal}");
 }

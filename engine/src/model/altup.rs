@@ -101,7 +101,7 @@ impl ForwardPass<'_, '_> {
         rows.each(x, d, &|_, x| scale(rows.cpu, x, core::f32::consts::FRAC_1_SQRT_2));
         let input = rows.normed(layer.ffn_norm.as_ref(), x, h);
         self.trace_stage(Stage::FfnNorm, Some(i), &mut columns(input, d, 0, d));
-        self.ffn(i, SubLayerRows { x: input, y }, experts, step);
+        self.ffn(i, SubLayerRows { x: input, y }, &mut memory.states, experts, step);
         self.add(i, layer.post_ffn_norm.as_ref(), Stage::PostFfnNorm, ResidualRows { x, y, h });
 
         let router = &mut buffers.router[..n * padded(model.config.n_altup)];

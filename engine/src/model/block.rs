@@ -9,9 +9,10 @@ use super::forward::{Stage, Trace};
 use super::rows::{RowOps, columns};
 use super::scratch::{AttentionScratch, LayerEmbeddingScratch, Scratch, StepScratch};
 use super::weights::{AttentionWeights, FeedForward, LayerEmbedding, Mixer, Norm, padded};
+use crate::kernels::Cpu;
 use crate::kernels::act::Floats;
 use crate::kernels::attention::{self, Attention, DistanceBias, KvLayout, KvMemory, KvRows, Span};
-use crate::kernels::elementwise::{Activation, activate, clamp, gate_by_sigmoid, gated, multiply, scale};
+use crate::kernels::elementwise::{Activation, activate, add_scaled, clamp, gate_by_sigmoid, gated, multiply, scale};
 use crate::kernels::recurrent::{StateSpan, softplus};
 use crate::kernels::rope::{RopeStyle, Rotation, rope};
 
@@ -72,7 +73,7 @@ impl ForwardPass<'_, '_> {
         if !matches!(layer.ffn, FeedForward::None) {
             let input = self.rows.normed(layer.ffn_norm.as_ref(), x, h);
             self.trace_stage(Stage::FfnNorm, Some(i), &mut columns(input, d, 0, d));
-            self.ffn(i, SubLayerRows { x: input, y }, experts, step);
+            self.ffn(i, SubLayerRows { x: input, y }, &mut memory.states, experts, step);
             self.add(i, layer.post_ffn_norm.as_ref(), Stage::PostFfnNorm, ResidualRows { x, y, h });
         }
         if let Some(embedding) = &layer.embedding {
@@ -126,7 +127,7 @@ impl ForwardPass<'_, '_> {
             self.trace_stage(Stage::FfnNorm, Some(i), &mut columns(h, d, 0, d));
         }
         self.add(i, None, Stage::PostAttnNorm, ResidualRows { x, y, h: &mut [] });
-        self.ffn(i, SubLayerRows { x: h, y }, experts, step);
+        self.ffn(i, SubLayerRows { x: h, y }, &mut memory.states, experts, step);
         self.add(i, None, Stage::PostFfnNorm, ResidualRows { x, y, h: &mut [] });
     }
 
@@ -150,9 +151,38 @@ impl ForwardPass<'_, '_> {
             self.rows.norm_each(norm, x);
         }
         self.trace_stage(Stage::PostAttnNorm, Some(i), &mut columns(x, d, 0, d));
-        self.ffn(i, SubLayerRows { x, y }, experts, step);
+        self.ffn(i, SubLayerRows { x, y }, &mut memory.states, experts, step);
         self.rows.add_normed(ffn_norm, x, y);
         self.trace_stage(Stage::PostFfnNorm, Some(i), &mut columns(x, d, 0, d));
+    }
+
+    /// Block whose residual stream is the output of its norms (MiniMax-01):
+    ///
+    /// ```text
+    /// h = norm(x);  x = h * residual_scale + attention(h);  h = norm(x);  x = h * residual_scale + ffn(h)
+    /// ```
+    pub(super) fn normed_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
+        let Scratch { x, h, y, step, attention, experts, .. } = s;
+        let (layer, d, n) = (self.model.layer(i), self.model.config.n_embd, self.n);
+        let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
+        let input = self.rows.normed(layer.attn_norm.as_ref(), x, h);
+        self.trace_stage(Stage::AttnNorm, Some(i), &mut columns(input, d, 0, d));
+        self.mixer(i, SubLayerRows { x: input, y }, attention, memory, step);
+        self.replace(x, h, y);
+        let input = self.rows.normed(layer.ffn_norm.as_ref(), x, h);
+        self.trace_stage(Stage::FfnNorm, Some(i), &mut columns(input, d, 0, d));
+        self.ffn(i, SubLayerRows { x: input, y }, &mut memory.states, experts, step);
+        self.replace(x, h, y);
+    }
+
+    /// `x = h * residual_scale + y`.
+    fn replace(&self, x: &mut [f32], h: &[f32], y: &[f32]) {
+        let (rows, d, factor) = (self.rows, self.model.config.n_embd, self.model.config.residual_scale);
+        rows.each(x, d, &|r, x| {
+            x.copy_from_slice(&h[r * d..][..d]);
+            scale(rows.cpu, x, factor);
+            add_scaled(rows.cpu, x, &y[r * padded(d)..][..d], 1.0);
+        });
     }
 
     /// `x = x + post_norm(y) * residual_scale`; `h` is overwritten if there is a norm.
@@ -177,6 +207,7 @@ impl ForwardPass<'_, '_> {
         let model = self.model;
         match &model.layer(i).mixer {
             Mixer::Attention(a) => self.attention((i, a), SubLayerRows { x, y }, s, memory, step),
+            Mixer::Latent(a) => self.latent_attention((i, a), SubLayerRows { x, y }, s, memory, step),
             Mixer::Recurrent(r) => self.recurrent(i, r, SubLayerRows { x, y }, &mut memory.states, step),
             Mixer::Both(both) => {
                 let (attention, recurrent) = &**both;
@@ -272,10 +303,7 @@ impl ForwardPass<'_, '_> {
         let (Some(at), Some((gate, _))) = (layer.gate_at, layer.qkv.linears.last()) else { return };
         let (rows, stride, act) = (self.rows, layer.qkv.stride, self.model.config.arch.output_gate);
         let (n_gates, width) = (gate.w.rows(), heads.out_width());
-        rows.each(qkv, stride, &|_, row| match act {
-            OutputGate::Sigmoid => activate(rows.cpu, Activation::Sigmoid, &mut row[at..at + n_gates]),
-            OutputGate::Softplus => row[at..at + n_gates].iter_mut().for_each(|x| *x = softplus(*x)),
-        });
+        rows.each(qkv, stride, &|_, row| activate_gates(rows.cpu, act, &mut row[at..at + n_gates]));
         rows.each(out, width, &|r, out| {
             let gates = &qkv[r * stride + at..][..n_gates];
             if n_gates == width {
@@ -337,5 +365,13 @@ impl ForwardPass<'_, '_> {
                 rope(rows.cpu, Rotation { style, cos, sin, scale: factor }, heads, sizes.key_dim);
             }
         });
+    }
+}
+
+/// The factors of outputs from the gates.
+pub(super) fn activate_gates(cpu: Cpu, act: OutputGate, gates: &mut [f32]) {
+    match act {
+        OutputGate::Sigmoid => activate(cpu, Activation::Sigmoid, gates),
+        OutputGate::Softplus => gates.iter_mut().for_each(|x| *x = softplus(*x)),
     }
 }

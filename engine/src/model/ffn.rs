@@ -6,34 +6,38 @@ use super::arch::{ExpertInput, Gating, Swiglu};
 use super::block::{ForwardPass, SubLayerRows};
 use super::config::ExpertsConfig;
 use super::forward::Stage;
-use super::rows::{FfnActivation, PackedColumns, as_columns, columns};
+use super::rows::{FfnActivation, PackedColumns, columns};
 use super::scratch::{ExpertsScratch, StepScratch};
 use super::weights::{Dense, Experts, FeedForward, Linear, SharedExpert, padded};
 use crate::kernels::act::Floats;
 use crate::kernels::elementwise::{Activation, activate, add_scaled, scale, sigmoid};
 use crate::kernels::matmul::{MatmulJob, products};
 use crate::kernels::norm::sparsify;
+use crate::kernels::recurrent::StateMemory;
 use crate::kernels::softmax::exps;
 
-/// Rows of the experts: input, input of the router, output.
+/// Rows of the experts: input, of which a row has `stride` floats, input of the router, output (n, padded width).
 struct ExpertRows<'x> {
     x: &'x [f32],
+    stride: usize,
     router: &'x [f32],
     y: &'x mut [f32],
 }
 
 impl ForwardPass<'_, '_> {
-    /// `y = ffn(x)` of layer `i`.
+    /// `y = ffn(x)` of layer `i`. A channel mix reads and writes the states of the sequences.
     pub(super) fn ffn(
         &mut self,
         i: usize,
         SubLayerRows { x, y }: SubLayerRows<'_>,
+        states: &mut StateMemory,
         s: &mut ExpertsScratch,
         step: &mut StepScratch,
     ) {
         let model = self.model;
         match &model.layer(i).ffn {
             FeedForward::None => return,
+            FeedForward::ChannelMix(m) => self.channel_mix(i, m, SubLayerRows { x, y }, states, step),
             FeedForward::Dense(ffn) => self.dense(i, ffn, 0.0, SubLayerRows { x, y }, step),
             FeedForward::Experts(experts) => {
                 let (mut normed, n) = (core::mem::take(&mut s.layer_input), self.n * model.config.n_embd);
@@ -53,7 +57,23 @@ impl ForwardPass<'_, '_> {
                     ExpertInput::Residual => &router[..n],
                     _ => x_experts,
                 };
-                self.experts(i, experts, ExpertRows { x: x_experts, router: x_router, y }, s, step);
+                let d = model.config.n_embd;
+                match (&experts.latent, &model.config.experts) {
+                    (Some([down, up]), Some(c)) => {
+                        let (mut latent, stride) = (core::mem::take(&mut s.latent), padded(c.width));
+                        let (input, sum) = latent.split_at_mut(self.n * stride);
+                        let sum = &mut sum[..self.n * stride];
+                        self.rows.linear(down, x_experts, input, &mut step.words);
+                        self.experts(i, experts, ExpertRows { x: input, stride, router: x_router, y: sum }, s, step);
+                        let sum = Floats { x: sum, stride };
+                        self.rows.matrix(&up.w, up.bias.as_deref(), sum, y, &mut step.words);
+                        s.latent = latent;
+                    }
+                    _ => {
+                        let rows = ExpertRows { x: x_experts, stride: d, router: x_router, y };
+                        self.experts(i, experts, rows, s, step);
+                    }
+                }
                 if let Some(norm) = &experts.post_norm {
                     self.rows.norm_beginnings(norm, y, padded(model.config.n_embd));
                 }
@@ -136,15 +156,15 @@ impl ForwardPass<'_, '_> {
         &mut self,
         i: usize,
         e: &Experts,
-        ExpertRows { x, router: router_input, y }: ExpertRows<'_>,
+        ExpertRows { x, stride: x_stride, router: router_input, y }: ExpertRows<'_>,
         s: &mut ExpertsScratch,
         step: &mut StepScratch,
     ) {
         let Some(c) = &self.model.config.experts else { return };
-        let (n, d, rows) = (self.n, self.model.config.n_embd, self.rows);
+        let (n, d, rows) = (self.n, c.width, self.rows);
         let StepScratch { wide, words, .. } = step;
         let router = &mut s.router[..n * padded(c.n)];
-        rows.linear(&e.router, &router_input[..n * d], router, words);
+        rows.linear(&e.router, &router_input[..n * self.model.config.n_embd], router, words);
         self.trace_stage(Stage::Router, Some(i), &mut columns(router, padded(c.n), 0, c.n));
         self.route(c, e.selection_bias.as_deref(), s);
 
@@ -155,7 +175,7 @@ impl ForwardPass<'_, '_> {
         let inputs = &mut s.inputs[..total * d];
         if gathered {
             let source_rows = &s.source_rows;
-            rows.each(inputs, d, &|r, input| input.copy_from_slice(&x[source_rows[r] as usize * d..][..d]));
+            rows.each(inputs, d, &|r, input| input.copy_from_slice(&x[source_rows[r] as usize * x_stride..][..d]));
         }
         if weighted {
             for (&row, weight) in s.expert_rows.iter().zip(&mut s.weights).take(total) {
@@ -177,14 +197,12 @@ impl ForwardPass<'_, '_> {
         let mut packed = PackedColumns::new(words);
         let mut jobs = Vec::new();
         for (number, (expert, group)) in groups().enumerate() {
-            let (x, number) = if gathered { (&inputs[group.start * d..group.end * d], number) } else { (x, 0) };
+            let (x, number) = match gathered {
+                true => (Floats { x: &inputs[group.start * d..group.end * d], stride: d }, number),
+                false => (Floats { x, stride: x_stride }, 0),
+            };
             for (w, at) in e.gate.get(expert).map(|w| (w, 0)).into_iter().chain([(&e.up[expert], up_row)]) {
-                jobs.push(MatmulJob {
-                    w,
-                    x: packed.of(&rows, w, as_columns(x, w), number),
-                    out_column: group.start,
-                    out_row: at,
-                });
+                jobs.push(MatmulJob { w, x: packed.of(&rows, w, x, number), out_column: group.start, out_row: at });
             }
         }
         products(rows.cpu, rows.pool, &jobs, wide, stride);

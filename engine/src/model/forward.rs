@@ -233,6 +233,12 @@ impl Model {
                 ResidualOrder::Serial => pass.serial_block(i, memory, s),
                 ResidualOrder::Parallel => pass.parallel_block(i, memory, s),
                 ResidualOrder::PostNorm(norms) => pass.post_norm_block(i, norms, memory, s),
+                ResidualOrder::Normed => pass.normed_block(i, memory, s),
+            }
+            let output_scale = self.config.layers[i].output_scale;
+            if output_scale != 1.0 {
+                let rows = pass.rows;
+                rows.each(&mut s.x[..n * d], d, &|_, x| scale(rows.cpu, x, output_scale));
             }
             if let Some(end) = self.config.layers[i].after {
                 pass.end_pass(end, s);

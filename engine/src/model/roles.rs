@@ -8,6 +8,7 @@ use core::ops::Deref;
 
 use super::arch::ExpertInput;
 use super::config::{Config, ExpertsConfig, LayerConfig, MAX_WIDTH, MixerKind, PassEnd, RecurrentConfig};
+use super::mixers::latent;
 use crate::error::LoadError;
 use crate::gguf::TensorInfo;
 use crate::kernels::WeightArena;
@@ -22,13 +23,15 @@ const IGNORED: [&str; 1] = ["rotary_emb.inv_freq"];
 pub(super) enum Role {
     /// `n` matrices (rows, k), concatenated; `n` is a dimension unless it is 1.
     Matrices { n: usize, rows: usize, k: usize },
+    /// `n` matrices (rows, k) in one dimension of the file.
+    Stacked { n: usize, rows: usize, k: usize },
     /// A vector of this length.
     Vector(usize),
     /// Rows of vectors, one per expert.
     Rows { n: usize, width: usize },
     /// Weights of a norm of heads: (head_dim), (n_head, head_dim) or (n_head * head_dim), or one per head, (n_head, 1).
     HeadNorm { n_head: usize, head_dim: usize },
-    /// Values in rows of this width.
+    /// Values in rows of this width; dimensions of 1 may be between.
     Values { width: usize, rows: usize },
 }
 
@@ -59,18 +62,23 @@ impl Role {
     fn reserve(self, t: &TensorInfo<'_>, arena: &mut WeightArena) -> Result<TensorStorage, LoadError> {
         let fits = match self {
             Role::Matrices { n, rows, k } => t.dims == [k as u64, rows as u64, n as u64, 1],
+            Role::Stacked { n, rows, k } => t.dims == [k as u64, (rows * n) as u64, 1, 1],
             Role::Vector(n) => t.dims == [n as u64, 1, 1, 1],
             Role::Rows { n, width } => t.dims == [width as u64, n as u64, 1, 1],
             Role::HeadNorm { n_head, head_dim } => {
                 let (d, n) = (head_dim as u64, n_head as u64);
                 [[d, 1, 1, 1], [d, n, 1, 1], [d * n, 1, 1, 1], [1, n, 1, 1]].contains(&t.dims)
             }
-            Role::Values { width, rows } => t.dims == [width as u64, rows as u64, 1, 1],
+            Role::Values { width, rows } => {
+                let (w, n) = (width as u64, rows as u64);
+                [[w, n, 1, 1], [w, 1, n, 1], [w, 1, 1, n]].contains(&t.dims)
+            }
         };
         if !fits {
             let expected = match self {
                 Role::Matrices { n: 1, rows, k } => format!("shape [{k}, {rows}]"),
                 Role::Matrices { n, rows, k } => format!("shape [{k}, {rows}, {n}]"),
+                Role::Stacked { n, rows, k } => format!("shape [{k}, {}]", rows * n),
                 Role::Vector(n) => format!("shape [{n}]"),
                 Role::Rows { n, width } => format!("shape [{width}, {n}]"),
                 Role::HeadNorm { n_head, head_dim: d } => format!("shape [{d}], [{d}, {n_head}] or [{}]", d * n_head),
@@ -79,7 +87,7 @@ impl Role {
             return Err(tensor_error(t.name, &format!("shape {:?}", &t.dims[..t.n_dims as usize]), &expected));
         }
         let out_of_memory = |_| LoadError::OutOfMemory { what: "the weights", needed: t.len_bytes };
-        if let Role::Matrices { n, rows, k } = self {
+        if let Role::Matrices { n, rows, k } | Role::Stacked { n, rows, k } = self {
             if !t.dtype.supported() {
                 return Err(LoadError::Unsupported {
                     what: "tensor type",
@@ -156,6 +164,9 @@ pub(super) enum Part {
     PostNorm,
     Qkv,
     AttnOutput,
+    LatentInput,
+    LatentQuery,
+    LatentHeads,
     Recurrent,
     FeedForward,
     ExpertInput,
@@ -174,7 +185,7 @@ impl TensorRow {
         self.need(Need::Layouts(layouts))
     }
 
-    const fn excludes(self, rule: (&'static str, &'static str)) -> TensorRow {
+    pub(super) const fn excludes(self, rule: (&'static str, &'static str)) -> TensorRow {
         TensorRow { excludes: Some(rule), ..self }
     }
 
@@ -338,6 +349,11 @@ const MODEL_TENSORS: &[TensorRow] = &[
     TensorRow::new("dense_2.bias", projection_bias),
     TensorRow::new("dense_3.weight", projection_matrix),
     TensorRow::new("dense_3.bias", projection_bias),
+    TensorRow::new("cls.weight", projection_matrix),
+    TensorRow::new("cls.bias", projection_bias),
+    TensorRow::new("cls.norm.weight", projection_bias),
+    TensorRow::new("cls.output.weight", projection_matrix),
+    TensorRow::new("cls.output.bias", projection_bias),
 ];
 
 /// The tensors of a layer; those of a layout are reported in this order.
@@ -400,7 +416,7 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("ffn_gate_inp.bias", |c, _| vector(c.experts.as_ref()?.n)),
     TensorRow::new("ffn_gate_exps.bias", |c, _| expert_biases(c, |e| e.n_ff)),
     TensorRow::new("ffn_up_exps.bias", |c, _| expert_biases(c, |e| e.n_ff)),
-    TensorRow::new("ffn_down_exps.bias", |c, _| expert_biases(c, |_| c.n_embd)),
+    TensorRow::new("ffn_down_exps.bias", |c, _| expert_biases(c, |e| e.width)),
     TensorRow::new("attn_qkv.weight", |c, _| matrix(qkv_rows(c), c.n_embd)).of(FUSED),
     TensorRow::new("attn_qkv.bias", |c, _| vector(qkv_rows(c))),
     TensorRow::new("attn_q.weight", |c, _| matrix(q_rows(c), c.n_embd)).of(SEPARATE).excludes(SEPARATE_QKV),
@@ -431,7 +447,7 @@ const LAYER_TENSORS: &[TensorRow] = &[
         .excludes(FUSED_EXPERTS),
     TensorRow::new("ffn_down_exps.weight", |c, _| {
         let e = c.experts.as_ref()?;
-        Some(Role::Matrices { n: e.n, rows: c.n_embd, k: e.n_ff })
+        Some(Role::Matrices { n: e.n, rows: e.width, k: e.n_ff })
     })
     .of(EXPERTS),
     TensorRow::new("ffn_gate_inp.scale", beside_residual).of(EXPERTS),
@@ -445,14 +461,19 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("ffn_up.bias", |c, dims| vector(up_rows(c, dims[0]))).excludes(DENSE),
     TensorRow::new("ffn_down.weight", |c, _| matrix(c.n_embd, c.layer.n_ff)).of(ANY_DENSE).excludes(DENSE),
     TensorRow::new("ffn_down.bias", embedding_wide).excludes(DENSE),
+    TensorRow::new("ffn_latent_down.weight", |c, _| matrix(c.experts.as_ref()?.width, c.n_embd)),
+    TensorRow::new("ffn_latent_up.weight", |c, _| matrix(c.n_embd, c.experts.as_ref()?.width)),
     TensorRow::new("ffn_gate_inp_shexp.weight", |c, _| c.experts.as_ref().and_then(|_| matrix(1, c.n_embd))),
     TensorRow::new("ffn_gate_shexp.weight", |c, _| matrix(c.experts.as_ref()?.n_ff_shared, c.n_embd)),
     TensorRow::new("ffn_up_shexp.weight", |c, _| matrix(c.experts.as_ref()?.n_ff_shared, c.n_embd)),
     TensorRow::new("ffn_down_shexp.weight", |c, _| matrix(c.n_embd, c.experts.as_ref()?.n_ff_shared)),
     // in older files, one tensor per expert
-    TensorRow::new("ffn_gate.#.weight", |c, _| matrix(c.experts.as_ref()?.n_ff, c.n_embd)).excludes(DENSE),
-    TensorRow::new("ffn_up.#.weight", |c, _| matrix(c.experts.as_ref()?.n_ff, c.n_embd)).excludes(DENSE),
-    TensorRow::new("ffn_down.#.weight", |c, _| matrix(c.n_embd, c.experts.as_ref()?.n_ff)).excludes(DENSE),
+    TensorRow::new("ffn_gate.#.weight", |c, _| matrix(c.experts.as_ref()?.n_ff, c.experts.as_ref()?.width))
+        .excludes(DENSE),
+    TensorRow::new("ffn_up.#.weight", |c, _| matrix(c.experts.as_ref()?.n_ff, c.experts.as_ref()?.width))
+        .excludes(DENSE),
+    TensorRow::new("ffn_down.#.weight", |c, _| matrix(c.experts.as_ref()?.width, c.experts.as_ref()?.n_ff))
+        .excludes(DENSE),
 ];
 
 fn head_norm(n_head: usize, head_dim: usize) -> Option<Role> {
@@ -466,13 +487,18 @@ fn expert_biases(c: &Config, width: impl Fn(&ExpertsConfig) -> usize) -> Option<
 
 fn expert_inputs(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     let e = c.experts.as_ref()?;
-    Some(Role::Matrices { n: e.n, rows: e.n_ff, k: c.n_embd })
+    Some(Role::Matrices { n: e.n, rows: e.n_ff, k: e.width })
 }
 
-/// The tables of the tensors of a layer, those of a recurrent mixer first; `None` if there is no such layer.
-fn layer_tables(c: &Config, layer: usize) -> Option<[&'static [TensorRow]; 2]> {
-    let recurrent = c.recurrent.as_ref().filter(|_| c.block(layer).mixer.is_recurrent());
-    (layer < c.n_blocks()).then_some([recurrent.map_or(&[], RecurrentConfig::tensors), LAYER_TENSORS])
+/// The tables of the tensors of a layer, those of its mixer first; `None` if there is no such layer.
+fn layer_tables(c: &Config, layer: usize) -> Option<[&'static [TensorRow]; 3]> {
+    if layer >= c.n_blocks() {
+        return None;
+    }
+    let mixer = c.block(layer).mixer;
+    let recurrent = c.recurrent.as_ref().filter(|_| mixer.is_recurrent());
+    let latent = if mixer == MixerKind::Latent { latent::TENSORS } else { &[] };
+    Some([recurrent.map_or(&[], RecurrentConfig::tensors), latent, LAYER_TENSORS])
 }
 
 /// The row of a tensor; experts have indices below `n_experts`.
@@ -487,10 +513,13 @@ fn find(rows: &'static [TensorRow], name: &str, n_experts: usize) -> Option<&'st
 }
 
 /// The error for a tensor that no layer took, because the file also has the tensors that take its place.
-pub(super) fn conflict(name: &str) -> LoadError {
+pub(super) fn conflict(name: &str, c: &Config) -> LoadError {
     let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
     let (prefix, row) = match layer {
-        Some((layer, part)) => (format!("blk.{layer}."), find(LAYER_TENSORS, part, usize::MAX)),
+        Some((layer, part)) => {
+            let tables = index(layer).and_then(|layer| layer_tables(c, layer)).unwrap_or_default();
+            (format!("blk.{layer}."), tables.into_iter().find_map(|rows| find(rows, part, usize::MAX)))
+        }
         None => (String::new(), find(MODEL_TENSORS, name, 0)),
     };
     match row.and_then(|row| row.excludes) {
@@ -512,7 +541,7 @@ impl TensorStorage {
     ) -> Result<Option<TensorStorage>, LoadError> {
         match Role::of(name, t, c) {
             Some(role) => role.reserve(t, arena).map(Some),
-            None if is_ignored(name, c) => Ok(None),
+            None if is_ignored(name, c) || c.is_unused(name) => Ok(None),
             None if IGNORED.iter().any(|s| t.name.ends_with(s)) => Ok(None),
             None => {
                 let expected = format!("only tensors of the architecture `{}`", c.arch.name);
@@ -587,9 +616,13 @@ pub(super) fn missing(c: &Config, has_tensor: impl Fn(&str) -> bool) -> Option<S
         if let Some(row) = LAYER_TENSORS.iter().filter(is_each).find(|row| !exists(row.name)) {
             return Some(name(row.name));
         }
+        let latent = kind.mixer == MixerKind::Latent;
         let parts = [
             (norm, kind.mixer != MixerKind::None || !exists("ffn_norm.weight")),
-            (Part::Qkv, attention),
+            (Part::Qkv, attention && !latent),
+            (Part::LatentInput, latent),
+            (Part::LatentQuery, latent),
+            (Part::LatentHeads, latent),
             (Part::AttnOutput, attention || kind.mixer == MixerKind::Linear),
             (Part::Recurrent, recurrent),
             (Part::FeedForward, kind.has_ffn),

@@ -7,11 +7,11 @@ use alloc::vec::Vec;
 use super::Model;
 use super::altup::AltUpScratch;
 use super::arch::ExpertInput;
-use super::config::MixerKind;
+use super::config::{MixerKind, RecurrentConfig};
 use super::passes::PassScratch;
 use super::rotary::Rotary;
 use super::rows::{MAX_FORMS, packed_words};
-use super::weights::{AttentionWeights, Dense, FeedForward, Mixer, Recurrent, ResidualOrder, RopeDivisors, padded};
+use super::weights::{AttentionWeights, Dense, FeedForward, Mixer, ResidualOrder, RopeDivisors, padded};
 use crate::error::MemoryError;
 use crate::kernels::attention::{AttendScratch, Attention, KvLayout, KvType, Slot};
 use crate::kernels::panel::Matrix;
@@ -64,6 +64,8 @@ pub(super) struct StepScratch {
     pub(super) words: Vec<u32>,
     /// (rows, padded n_embd): output of attention in layers that have a recurrent mixer too.
     pub(super) sum: Vec<f32>,
+    /// (rows, n_embd): values of the first layer, which later layers read (RWKV 7).
+    pub(super) first_values: Vec<f32>,
 }
 
 /// Buffers of attention.
@@ -88,6 +90,8 @@ pub(super) struct ExpertsScratch {
     pub(super) layer_input: Vec<f32>,
     /// (rows, n_embd): the input of the router, if it has a norm of its own.
     pub(super) router_input: Vec<f32>,
+    /// (rows, 2 * padded width): input and output of experts in their latent space.
+    pub(super) latent: Vec<f32>,
     /// (rows, padded n_expert)
     pub(super) router: Vec<f32>,
     /// (n_expert)
@@ -105,9 +109,9 @@ pub(super) struct ExpertsScratch {
     pub(super) starts: Vec<usize>,
     /// (expert rows): the batch row that each is a copy of.
     pub(super) source_rows: Vec<u32>,
-    /// (expert rows, n_embd)
+    /// (expert rows, width)
     pub(super) inputs: Vec<f32>,
-    /// (expert rows, padded n_embd)
+    /// (expert rows, padded width), or of the shared expert (rows, padded n_embd).
     pub(super) outputs: Vec<f32>,
 }
 
@@ -226,6 +230,7 @@ impl Model {
                 wide: budget.zeros(&[n, widths.wide]),
                 words: budget.zeros(&[n.max(max_logits), widths.words]),
                 sum: budget.zeros(&[if self.has_both_mixers() { n } else { 0 }, padded(d)]),
+                first_values: budget.zeros(&[if self.reads_first_values() { n } else { 0 }, d]),
             },
             attention,
             experts: self.experts_scratch(n, &mut budget),
@@ -267,6 +272,14 @@ impl Model {
         self.weights.layers.iter().any(|layer| experts(&layer.ffn))
     }
 
+    fn has_latent_experts(&self) -> bool {
+        self.weights.layers.iter().any(|l| matches!(&l.ffn, FeedForward::Experts(e) if e.latent.is_some()))
+    }
+
+    fn reads_first_values(&self) -> bool {
+        matches!(self.config.recurrent, Some(RecurrentConfig::Rwkv7(_)))
+    }
+
     fn has_both_mixers(&self) -> bool {
         self.config.layers.iter().any(|l| l.mixer == MixerKind::Both)
     }
@@ -278,11 +291,12 @@ impl Model {
 
     fn experts_scratch(&self, n: usize, budget: &mut Budget) -> ExpertsScratch {
         let d = self.config.n_embd;
-        let (experts, used) = self.config.experts.map_or((0, 0), |e| (e.n, e.n_used));
+        let (experts, used, width) = self.config.experts.map_or((0, 0, 0), |e| (e.n, e.n_used, e.width));
         let (groups, used_groups) = self.config.experts.and_then(|e| e.groups).unwrap_or_default();
         ExpertsScratch {
             layer_input: budget.zeros(&[if self.reads_layer_input() { n } else { 0 }, d]),
             router_input: budget.zeros(&[if self.has_router_norm() { n } else { 0 }, d]),
+            latent: budget.zeros(&[if self.has_latent_experts() { n } else { 0 }, 2 * padded(width)]),
             router: budget.zeros(&[n, padded(experts)]),
             probabilities: budget.zeros(&[experts]),
             scores: budget.zeros(&[experts]),
@@ -293,8 +307,8 @@ impl Model {
             expert_rows: budget.zeros(&[n, used]),
             starts: budget.zeros(&[experts + 1]),
             source_rows: budget.zeros(&[n, used]),
-            inputs: budget.zeros(&[n, used, d]),
-            outputs: budget.zeros(&[n, used, padded(d)]),
+            inputs: budget.zeros(&[n, used, width]),
+            outputs: budget.zeros(&[n, (used * padded(width)).max(if used > 0 { padded(d) } else { 0 })]),
         }
     }
 
@@ -313,6 +327,7 @@ impl Model {
     fn widths(&self) -> Widths {
         let (c, mut w) = (&self.config, Widths::default());
         let d = c.n_embd;
+        let mut latent_words = 0;
         // per row: `wide` floats for each of `rows` expert rows, then activations of width `k`
         let mut step = |forms, (wide, k): (usize, usize), rows: usize| {
             w.wide = w.wide.max(wide.saturating_mul(rows));
@@ -328,15 +343,21 @@ impl Model {
                 Mixer::Attention(a) => attention(a),
                 Mixer::Both(both) => attention(&both.0),
                 Mixer::Linear(linear) => step(forms([&linear.w].into_iter()), (0, d), 1),
-                Mixer::Recurrent(_) | Mixer::None => {}
+                Mixer::Latent(_) | Mixer::Recurrent(_) | Mixer::None => {}
+            }
+            if let Mixer::Latent(a) = &layer.mixer {
+                let (inputs, wide, words) = a.widths();
+                step(forms(inputs.into_iter()), (wide, 0), 1);
+                latent_words = latent_words.max(words);
             }
             let recurrent = match &layer.mixer {
                 Mixer::Recurrent(r) => Some(r),
                 Mixer::Both(both) => Some(&both.1),
-                Mixer::Attention(_) | Mixer::Linear(_) | Mixer::None => None,
+                Mixer::Attention(_) | Mixer::Latent(_) | Mixer::Linear(_) | Mixer::None => None,
             };
-            if let Some((inputs, wide, k)) = recurrent.map(Recurrent::widths) {
-                step(forms(inputs.into_iter()), (wide, k), 1);
+            if let Some(recurrent) = recurrent {
+                let (inputs, wide, k) = recurrent.widths();
+                step(forms(inputs.into_iter()) * recurrent.n_inputs(), (wide, k), 1);
             }
             if layer.embedding.is_some() {
                 let width = c.n_embd_layer;
@@ -350,16 +371,20 @@ impl Model {
             match &layer.ffn {
                 FeedForward::None => {}
                 FeedForward::Dense(ffn) => dense(ffn),
+                FeedForward::ChannelMix(mix) => step(1, (mix.width(), mix.n_ff()), 1),
                 FeedForward::Experts(e) => {
                     if let Some(s) = &e.shared {
                         dense(&s.ffn);
                     }
                     if let Some(x) = &c.experts {
-                        step(forms(e.gate.iter().chain(&e.up)), (2 * padded(x.n_ff), x.n_ff), x.n_used);
+                        let n_forms = forms(e.gate.iter().chain(&e.up));
+                        step(1, (0, x.width), n_forms * x.n_used);
+                        step(n_forms, (2 * padded(x.n_ff), x.n_ff), x.n_used);
                     }
                 }
             }
         }
+        w.words = w.words.max(latent_words);
         w
     }
 }

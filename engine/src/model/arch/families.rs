@@ -1,7 +1,8 @@
 //! The table of model families.
 
 use super::{
-    Alibi, Arch, ExpertInput, Gating, LocalRope, OutputGate, Rotated, ScoreScale, Sections, Swiglu, Temperature,
+    Alibi, Arch, ExpertInput, Factors, Gating, HeadKind, LocalRope, OutputGate, Rotated, ScoreScale, Sections, Swiglu,
+    Temperature, YarnLog,
 };
 use crate::kernels::elementwise::Activation;
 use crate::kernels::norm::NormKind;
@@ -51,6 +52,8 @@ const BASE: Arch = Arch {
     attention_chunk: 0,
     sections: Sections::None,
     beta_fast: 32.0,
+    yarn_log: YarnLog::Magnitude,
+    factors: None,
     required: &[],
     temperature: Temperature::ByKey,
     gated_queries: false,
@@ -65,6 +68,9 @@ const BASE: Arch = Arch {
     half_rotary: false,
     tiled_value_heads: false,
     mamba_by_heads: false,
+    head: HeadKind::Tanh,
+    normed_residual: false,
+    lightning: false,
 };
 const LLAMA: Arch = Arch { name: "llama", rope: Some(RopeStyle::Interleaved), ..BASE };
 const GEMMA: Arch = Arch { name: "gemma", act: Activation::GeluTanh, embeddings_by_width: true, ..BASE };
@@ -88,10 +94,14 @@ const QWEN35: Arch = Arch {
 };
 const LFM2: Arch = Arch { name: "lfm2", aliases: &[("token_embd_norm", "output_norm")], ..BASE };
 const MAMBA: Arch = Arch { name: "mamba", rotated: Rotated::None, ..BASE };
+const RWKV: Arch = Arch { name: "arwkv7", rotated: Rotated::None, ..BASE };
+const NEMOTRON_H: Arch = Arch { name: "nemotron_h", act: Activation::ReluSquared, always_rms: true, ..MAMBA };
 const GRANITE: Arch = Arch { name: "granite", divided_logits: true, ..LLAMA };
 
 /// Experts whose weights are normalised only if the file says so.
 const RAW_EXPERTS: Arch = Arch { name: "", normalised_experts: false, ..BASE };
+const DEEPSEEK2: Arch =
+    Arch { name: "deepseek2", rope: Some(RopeStyle::Interleaved), yarn_log: YarnLog::Scores, ..RAW_EXPERTS };
 const ALIBI: Arch = Arch { name: "", rope: None, alibi: Alibi::Always, act: Activation::GeluTanh, ..LAYER_NORM };
 const LLAMA4: Arch = Arch {
     name: "llama4",
@@ -121,7 +131,7 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "qwen2", ..BASE },
     Arch { name: "qwen2vl", ..BASE },
     Arch { name: "qwen2moe", normalised_experts: false, ..BASE },
-    Arch { name: "qwen3", ..BASE },
+    Arch { name: "qwen3", head: HeadKind::Softmax, ..BASE },
     Arch { name: "qwen3moe", ..BASE },
     QWEN35,
     Arch { name: "qwen35moe", ..QWEN35 },
@@ -129,7 +139,12 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "lfm2moe", ..LFM2 },
     MAMBA,
     Arch { name: "mamba2", ..MAMBA },
-    Arch { name: "nemotron_h", act: Activation::ReluSquared, always_rms: true, ..MAMBA },
+    NEMOTRON_H,
+    Arch { name: "nemotron_h_moe", gating: Gating::Sigmoid, plain_experts: true, ..NEMOTRON_H },
+    Arch { name: "minimax-01", normed_residual: true, lightning: true, ..BASE },
+    Arch { name: "rwkv6", aliases: FALCON, ..RWKV },
+    Arch { name: "rwkv7", aliases: FALCON, ..RWKV },
+    RWKV,
     Arch { name: "jamba", normalised_experts: false, ..MAMBA },
     Arch { name: "falcon-h1", ..BASE },
     Arch { name: "granitehybrid", rotated: Rotated::IfFinetuned, ..GRANITE },
@@ -270,6 +285,10 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "bitnet", ..BASE },
     Arch { name: "phimoe", norm: NormKind::Layer, ..BASE },
     Arch { name: "deepseek", rope: Some(RopeStyle::Interleaved), ..RAW_EXPERTS },
+    DEEPSEEK2,
+    Arch { name: "mistral4", yarn_log: YarnLog::ScoresAndMagnitude, ..DEEPSEEK2 },
+    Arch { name: "minicpm3", factors: Some(Factors { embedding: 12.0, depth: 1.4, width: 256.0 }), ..BASE },
+    Arch { name: "plm", act: Activation::ReluSquared, ..LLAMA },
     Arch { name: "bailingmoe", rope: Some(RopeStyle::Interleaved), ..RAW_EXPERTS },
     Arch { name: "bailingmoe2", ..RAW_EXPERTS },
     Arch { name: "dots1", ..RAW_EXPERTS },
@@ -294,7 +313,7 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "eurobert", bidirectional: true, ..BASE },
     Arch { name: "neo-bert", bidirectional: true, aliases: &[("enc.output_norm", "output_norm")], ..LLAMA },
     Arch { name: "jina-bert-v3", rope: Some(RopeStyle::NeoX), ..BERT },
-    Arch { name: "qwen3vl", sections: Sections::Interleaved, ..BASE },
+    Arch { name: "qwen3vl", sections: Sections::Interleaved, head: HeadKind::Softmax, ..BASE },
     Arch { name: "qwen3vlmoe", sections: Sections::Interleaved, ..BASE },
     Arch { name: "hunyuan_vl", rope_before_norm: true, sections: Sections::Blocks, ..BASE },
     LLAMA4,
@@ -306,6 +325,7 @@ pub const ARCHS: &[Arch] = &[
         window_pattern: 3,
         global_first: true,
         act: Activation::GeluErf,
+        head: HeadKind::Gelu,
         ..LAYER_NORM
     },
     Arch {

@@ -102,12 +102,21 @@ pub struct Arch {
     pub sections: Sections,
     /// Default of `rope.scaling.yarn_beta_fast`.
     pub beta_fast: f32,
+    /// What `rope.scaling.yarn_log_multiplier` means.
+    pub yarn_log: YarnLog,
+    /// Factors that files do not state.
+    pub factors: Option<Factors>,
     /// Keys that must be present, as older files rely on constants.
     pub required: &'static [&'static str],
     /// Default of `attention.temperature_length`, and whether only layers without RoPE have the temperature.
     pub temperature: Temperature,
     /// Whether norms follow the residual sums, `x = norm(x + attention(x))`, and there is no final norm.
     pub post_norm: bool,
+    /// Whether the residual stream of a block is the output of its norm:
+    /// `x = residual_scale * norm(x) + attention(norm(x))`.
+    pub normed_residual: bool,
+    /// Whether layers with `attn_norm_2` have lightning attention.
+    pub lightning: bool,
     /// Whether the query projection also gives a gate of each head, after its query; attention is multiplied by its
     /// sigmoid.
     pub gated_queries: bool,
@@ -135,6 +144,42 @@ pub struct Arch {
     pub tiled_value_heads: bool,
     /// Whether the Mamba layers are those of PLaMo 2, whose channels form heads.
     pub mamba_by_heads: bool,
+    /// Classification head of rerankers.
+    pub head: HeadKind,
+}
+
+/// What `rope.scaling.yarn_log_multiplier`, m, means for a scaling factor f.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum YarnLog {
+    /// Rotated vectors are multiplied by `(1 + 0.1 ln f) / (1 + 0.1 m ln f)`.
+    Magnitude,
+    /// Scores are multiplied by the square of `1 + m ln f`, rotated vectors not (DeepSeek).
+    Scores,
+    /// Rotated vectors are multiplied by `(1 + 0.1 ln f) / (1 + m ln f)`; scores by the square of that and `1 + m ln f`
+    /// (Mistral 4).
+    ScoresAndMagnitude,
+}
+
+/// Factors of a family whose files do not state them (MiniCPM).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Factors {
+    /// On embeddings.
+    pub embedding: f32,
+    /// On the outputs of sub-layers, times the square root of the number of layers.
+    pub depth: f32,
+    /// On logits, times the width of the model.
+    pub width: f32,
+}
+
+/// What the classification head of a reranker computes besides its products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadKind {
+    /// tanh after the hidden layer.
+    Tanh,
+    /// GELU after the hidden layer.
+    Gelu,
+    /// As [`HeadKind::Tanh`], and a softmax of the classes.
+    Softmax,
 }
 
 /// How the scores of experts become their weights.

@@ -43,6 +43,7 @@ pub(super) fn layers(
     };
     let n_dense = keys.u32("leading_dense_block_count")?.unwrap_or(0) as usize;
     let xielu = xielu(keys, n_layer)?;
+    let rescale = keys.u32("rescale_every_n_layers")?.unwrap_or(0) as usize;
     let any_local = local.contains(&true);
     let [expert_limits, shared_limits] =
         [keys.per_layer_f32("swiglu_clamp_exp", n_layer)?, keys.per_layer_f32("swiglu_clamp_shexp", n_layer)?];
@@ -56,7 +57,7 @@ pub(super) fn layers(
     }
     let n_ff = ff_widths(keys, arch, kinds, n_embd)?;
     let key_dim = |of_local: bool| {
-        (0..n_layer).find(|i| local[*i] == of_local && kinds[*i].mixer.has_attention()).map(|i| heads[i].key_dim)
+        (0..n_layer).find(|i| local[*i] == of_local && kinds[*i].mixer.has_attention()).map(|i| heads[i].rotated())
     };
     let (global, near) = match arch.rope {
         Some(_) if arch.rotated != Rotated::None => rotations(keys, arch, n_ctx_train, [false, true].map(key_dim))?,
@@ -101,11 +102,15 @@ pub(super) fn layers(
                 Swiglu::Limited(limit) if expert_limits[i] == 0.0 => limit,
                 _ => expert_limits[i],
             },
+            output_scale: if rescale > 0 && (i + 1) % rescale == 0 { 0.5 } else { 1.0 },
             xielu: xielu.as_ref().map(|all| all[i]),
             shared_limit: shared_limits[i],
             mixer: kinds[i].mixer,
             has_ffn: kinds[i].has_ffn,
-            attn_scale: scale.unwrap_or_else(|| score_scale(arch, &heads[i], (n_layer, n_embd))),
+            attn_scale: scale.unwrap_or_else(|| {
+                let scaling = rope.and_then(|rope| ropes[rope].scaling);
+                score_scale(arch, &heads[i], (n_layer, n_embd)) * scaling.map_or(1.0, |s| s.score_factor)
+            }),
             heads: heads[i],
             n_ff: n_ff[i],
             sparsity: sparsity[i],
@@ -189,7 +194,8 @@ fn sparsity(keys: &Keys<'_, '_>, arch: &Arch, n_layer: usize) -> Result<Vec<f32>
 /// Factor of attention scores if the file has none, of a model of `n_layer` layers.
 fn score_scale(arch: &Arch, heads: &HeadConfig, (n_layer, n_embd): (usize, usize)) -> f32 {
     let is_by_width = arch.scaled_by_width == Some(n_layer) && heads.n_head > 0;
-    let width = if is_by_width { n_embd / heads.n_head } else { heads.key_dim };
+    let dim = heads.latent.map_or(heads.key_dim, |latent| latent.query());
+    let width = if is_by_width { n_embd / heads.n_head } else { dim };
     match arch.score_scale {
         ScoreScale::Root => 1.0 / sqrt(width as f32),
         ScoreScale::Inverse => 1.0 / heads.key_dim as f32,

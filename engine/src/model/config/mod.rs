@@ -74,6 +74,8 @@ pub struct Config {
     pub causal: bool,
     /// Pooling of token states to an embedding, as numbered in the file ([`crate::embed::Pooling`]).
     pub pooling_type: Option<u32>,
+    /// Pooling before the classification head, likewise.
+    pub classifier_pooling: Option<u32>,
     /// Which elements of a head RoPE pairs; `None` without RoPE.
     pub rope: Option<RopeStyle>,
     /// Whether the model has learned position embeddings.
@@ -96,6 +98,8 @@ pub struct Config {
     pub recurrent: Option<RecurrentConfig>,
     /// Per-layer parameters.
     pub layers: Vec<LayerConfig>,
+    /// Layers of the file after these, which predict further tokens (NextN, multi-token prediction). They are not used.
+    pub n_nextn: usize,
 }
 
 /// Parameters of a layer.
@@ -131,6 +135,8 @@ pub struct LayerConfig {
     pub shared_limit: f32,
     /// Activation sparsity of the dense feed-forward: the gates below `mean + sparsity * deviation` become 0; 0 for none.
     pub sparsity: f32,
+    /// Factor on the residual stream after the layer.
+    pub output_scale: f32,
     /// The activation, where it is xIELU.
     pub xielu: Option<Xielu>,
 }
@@ -159,9 +165,12 @@ impl Config {
         if let Some(name) = arch.required.iter().find(|name| !keys.has(name)) {
             return Err(keys.wrong(name, "nothing", "a number"));
         }
-        let n_layer = keys.size("block_count", 1..=MAX_LAYERS)?;
+        let n_blocks = keys.size("block_count", 1..=MAX_LAYERS)?;
+        let n_nextn = keys.u32("nextn_predict_layers")?.unwrap_or(0);
+        let n_nextn = keys.in_range("nextn_predict_layers", Some(n_nextn), 0..=n_blocks as u32 - 1)?;
+        let n_layer = n_blocks - n_nextn;
         let n_embd = keys.size("embedding_length", 1..=MAX_WIDTH)?;
-        let kinds = mixers::layer_kinds(&keys, n_layer, shards)?;
+        let kinds = mixers::layer_kinds(&keys, arch, n_blocks, shards)?;
         let alibi = match arch.alibi {
             Alibi::Never => false,
             Alibi::Always => true,
@@ -171,17 +180,20 @@ impl Config {
         let n_ctx_train = keys.size("context_length", 1..=MAX_CONTEXT)?;
         let (norm, norm_eps) = norm(&keys, arch)?;
         let embedding_scale = if arch.embeddings_by_width { sqrt(n_embd as f32) } else { 1.0 };
-        let logit_scale = keys.optional("logit_scale")?.unwrap_or(1.0);
+        let factors = arch.factors.map(|f| [f.embedding, f.depth / sqrt(n_layer as f32), f.width / n_embd as f32]);
+        let [embedding_scale, residual_scale, logit_scale] = factors.unwrap_or([embedding_scale, 1.0, 1.0]);
+        let logit_scale = keys.optional("logit_scale")?.unwrap_or(logit_scale);
         let causal = keys.bool("attention.causal")?.unwrap_or(!arch.bidirectional);
-        let (ropes, layers) = layers(&keys, &Arch { rope, ..*arch }, &kinds, n_embd, n_ctx_train, causal)?;
+        let (ropes, mut layers) = layers(&keys, &Arch { rope, ..*arch }, &kinds, n_embd, n_ctx_train, causal)?;
+        layers.truncate(n_layer);
         let mut layers = passes(&keys, layers)?;
         let n_head = layers.iter().map(|l| l.heads.n_head).max().unwrap_or(0).max(1);
         if alibi && layers.iter().any(|l| l.heads.n_head != n_head) {
             return Err(keys.wrong("attention.head_count", "values that differ between layers", "the same for all"));
         }
         let alibi = if alibi { Some(slopes(keys.positive("attention.max_alibi_bias", 8.0)?, n_head)) } else { None };
-        let widths = keys.per_layer_u32("feed_forward_length", n_layer)?.unwrap_or_default();
-        let experts = experts(&keys, arch, widths.into_iter().max().unwrap_or(0) as usize)?;
+        let widths = keys.per_layer_u32("feed_forward_length", n_blocks)?.unwrap_or_default();
+        let experts = experts(&keys, arch, n_embd, widths.into_iter().max().unwrap_or(0) as usize)?;
         let original_context = ropes.iter().find_map(|r| r.scaling).map_or(n_ctx_train, |s| s.original_context);
         let recurrent = mixers::read(&keys, arch, n_embd, &kinds, shards)?;
         place(&keys, arch, &mut layers, recurrent.as_ref())?;
@@ -193,7 +205,7 @@ impl Config {
             norm,
             norm_eps,
             embedding_scale: keys.optional("embedding_scale")?.unwrap_or(embedding_scale),
-            residual_scale: keys.optional("residual_scale")?.unwrap_or(1.0),
+            residual_scale: keys.optional("residual_scale")?.unwrap_or(residual_scale),
             logit_scale: if arch.divided_logits { 1.0 / logit_scale } else { logit_scale },
             rope,
             learned_positions: rope.is_none() && alibi.is_none() && arch.relative_distance == 0,
@@ -215,12 +227,20 @@ impl Config {
             parallel_residual: keys.bool("use_parallel_residual")?.unwrap_or(arch.parallel),
             causal,
             pooling_type: keys.u32("pooling_type")?,
+            classifier_pooling: keys.u32("classifier.pooling_type")?,
             ropes,
             plain_head_norms: arch.plain_head_norms && experts.is_none_or(|e| e.n != 128),
             experts,
             recurrent,
             layers,
+            n_nextn,
         })
+    }
+
+    /// Whether a tensor belongs to a layer that is not used ([`Config::n_nextn`]).
+    pub fn is_unused(&self, tensor: &str) -> bool {
+        let layer = tensor.strip_prefix("blk.").and_then(|rest| rest.split_once('.')?.0.parse().ok());
+        layer.is_some_and(|layer| (self.n_layer()..self.n_layer() + self.n_nextn).contains(&layer))
     }
 
     /// Number of layers.

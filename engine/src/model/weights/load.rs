@@ -7,13 +7,15 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::{
-    AltUp, AltUpProjections, AttentionWeights, Dense, Experts, FeedForward, Laurel, Layer, LayerEmbedding,
+    AltUp, AltUpProjections, AttentionWeights, ChannelMix, Dense, Experts, FeedForward, Laurel, Layer, LayerEmbedding,
     LayerEmbeddings, Linear, LinearGroup, Mixer, Norm, Recurrent, ResidualOrder, RopeDivisors, SharedExpert, Weights,
 };
 use crate::error::LoadError;
 use crate::math::{ln, sqrt};
+use crate::model::classifier::Classifier;
 use crate::model::config::{Config, MixerKind};
 use crate::model::loader::LoadedTensors;
+use crate::model::mixers::LatentWeights;
 use crate::model::projection;
 use crate::model::roles::tensor_error;
 
@@ -67,11 +69,12 @@ impl Weights {
             output: if tensors.has("output.weight") { Some(tensors.matrix("output.weight")?) } else { None },
             rope_divisors,
             projections: projections(tensors, c.n_embd)?,
+            classifier: Classifier::load(tensors, c)?,
         })
     }
 }
 
-fn missing(name: &str) -> LoadError {
+pub(in crate::model) fn missing(name: &str) -> LoadError {
     LoadError::MissingTensor { name: name.into() }
 }
 
@@ -234,6 +237,9 @@ fn mixer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Mixer, Loa
         Some(config) => Some(Recurrent::load(config, tensors, i)?),
         None => None,
     };
+    if let Some(sizes) = c.block(i).heads.latent {
+        return Ok(Mixer::Latent(Box::new(LatentWeights::load(c.block(i), sizes, tensors, i)?)));
+    }
     let attention = if kind.has_attention() { Some(attention(tensors, c, i)?) } else { None };
     if kind == MixerKind::Linear {
         return Ok(Mixer::Linear(Box::new(linear(tensors, &format!("blk.{i}.attn_output"))?)));
@@ -259,6 +265,9 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
         Some(e) if tensors.has(&name("ffn_gate_inp.weight")) => {
             FeedForward::Experts(Box::new(experts(tensors, c, (e.n, c.block(i).n_ff), &name)?))
         }
+        _ if tensors.has(&name("channel_mix_key.weight")) => {
+            FeedForward::ChannelMix(Box::new(ChannelMix::load(tensors, &name)?))
+        }
         _ => FeedForward::Dense(Box::new(dense(tensors, c.block(i).n_ff, "", &name)?)),
     };
     let is_partial = matches!(mixer, Mixer::None) || matches!(ffn, FeedForward::None);
@@ -281,6 +290,7 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
         (Some(attn), Some(ffn)) => ResidualOrder::PostNorm([attn, ffn]),
         _ if parallel => ResidualOrder::Parallel,
         _ if c.n_altup > 0 => ResidualOrder::AltUp(Box::new(altup(tensors, &name)?)),
+        _ if c.arch.normed_residual => ResidualOrder::Normed,
         _ => ResidualOrder::Serial,
     };
     let embedding = match c.n_embd_layer {
@@ -396,12 +406,19 @@ fn experts(
         Norm { weight, bias: None, eps: None, width: c.n_embd }
     });
     let selection_bias = tensors.optional(&name("exp_probs_b.bias"));
+    let width = c.experts.map_or(c.n_embd, |e| e.width);
+    let latent = if width != c.n_embd || tensors.has(&name("ffn_latent_down.weight")) {
+        Some([linear(tensors, &name("ffn_latent_down"))?, linear(tensors, &name("ffn_latent_up"))?])
+    } else {
+        None
+    };
     Ok(Experts {
         router: linear(tensors, &name("ffn_gate_inp"))?,
         selection_bias,
         gate,
         up,
         down,
+        latent,
         input_norm,
         router_norm,
         post_norm: norm(tensors, &name("post_ffw_norm_2"))?,

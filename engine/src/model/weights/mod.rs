@@ -6,10 +6,11 @@ use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
 
-pub(super) use load::{linear, norm, required_norm, transposed};
+pub(super) use load::{linear, missing, norm, required_norm, transposed};
 
+use super::classifier::Classifier;
 use super::config::Config;
-pub use super::mixers::Recurrent;
+pub use super::mixers::{ChannelMix, LatentWeights, Recurrent};
 use crate::kernels::panel::{Matrix, PANEL};
 
 /// A matrix and its bias: `y = w x + b`.
@@ -59,12 +60,14 @@ pub struct Experts {
     pub router: Linear,
     /// Added to the scores by which experts are selected (n_expert).
     pub selection_bias: Option<Vec<f32>>,
-    /// (n_ff, n_embd), one per expert; empty without gates.
+    /// (n_ff, width), one per expert; empty without gates.
     pub gate: Vec<Matrix>,
-    /// (n_ff, n_embd), one per expert.
+    /// (n_ff, width), one per expert.
     pub up: Vec<Matrix>,
-    /// (n_embd, n_ff), one per expert.
+    /// (width, n_ff), one per expert.
     pub down: Vec<Matrix>,
+    /// Projections to and from the latent space that experts work in (width, n_embd), (n_embd, width).
+    pub latent: Option<[Linear; 2]>,
     /// Norm of the experts' input, where that is not the feed-forward's (n_embd).
     pub input_norm: Option<Norm>,
     /// Norm of the router's input, where that is not the experts' (n_embd).
@@ -150,6 +153,8 @@ pub enum FeedForward {
     Dense(Box<Dense>),
     /// Experts selected for each token.
     Experts(Box<Experts>),
+    /// One that also reads the token before (RWKV).
+    ChannelMix(Box<ChannelMix>),
     /// None: the layer has a mixer only.
     None,
 }
@@ -186,6 +191,8 @@ pub struct AttentionWeights {
 pub enum Mixer {
     /// Attention.
     Attention(Box<AttentionWeights>),
+    /// Multi-head latent attention.
+    Latent(Box<LatentWeights>),
     /// A recurrent mixer.
     Recurrent(Recurrent),
     /// A matrix (n_embd, n_embd) instead of attention.
@@ -232,6 +239,8 @@ pub enum ResidualOrder {
     AltUp(Box<AltUp>),
     /// Post-norm: these norms (n_embd) follow the two residual sums, and none comes before.
     PostNorm([Norm; 2]),
+    /// The residual stream is the output of the norms.
+    Normed,
 }
 
 /// Divisors of the RoPE frequencies, one per pair.
@@ -277,6 +286,8 @@ pub struct Weights {
     pub rope_divisors: RopeDivisors,
     /// Projections of a pooled embedding (n_embd), applied in order.
     pub projections: Vec<Linear>,
+    /// Classification head of rerankers.
+    pub classifier: Option<Classifier>,
 }
 
 /// Rows of an output, padded to whole panels.
@@ -338,6 +349,7 @@ impl Layer {
     pub(in crate::model) fn matrices(&self) -> Vec<&Matrix> {
         let mut all: Vec<&Matrix> = match &self.mixer {
             Mixer::Attention(a) => a.matrices(),
+            Mixer::Latent(a) => a.matrices(),
             Mixer::Recurrent(r) => r.matrices(),
             Mixer::Both(both) => both.0.matrices().into_iter().chain(both.1.matrices()).collect(),
             Mixer::Linear(linear) => vec![&linear.w],
@@ -350,8 +362,10 @@ impl Layer {
         match &self.ffn {
             FeedForward::None => {}
             FeedForward::Dense(ffn) => all.extend(ffn.matrices()),
+            FeedForward::ChannelMix(mix) => all.extend(mix.matrices()),
             FeedForward::Experts(e) => {
                 all.extend([&e.router.w].into_iter().chain(&e.gate).chain(&e.up).chain(&e.down));
+                all.extend(e.latent.iter().flatten().map(|l| &l.w));
                 if let Some(shared) = &e.shared {
                     all.extend(shared.gate.iter().map(|g| &g.w).chain(shared.ffn.matrices()));
                 }
@@ -366,7 +380,8 @@ impl Weights {
     pub fn len_bytes(&self) -> usize {
         let outside = [Some(&self.embedding), self.token_types.as_ref(), self.positions.as_ref(), self.output.as_ref()];
         let layers = self.layers.iter().flat_map(Layer::matrices);
-        let projections = self.projections.iter().map(|projection| &projection.w);
+        let heads = self.classifier.iter().flat_map(Classifier::linears);
+        let projections = self.projections.iter().chain(heads).map(|projection| &projection.w);
         let projections = projections.chain(self.altup.iter().flat_map(|a| a.split.iter().chain(&a.merge)));
         let projections = projections.chain(self.layer_embeddings.iter().flat_map(|e| [&e.table, &e.proj.w]));
         outside.into_iter().flatten().chain(layers).chain(projections).map(Matrix::len_bytes).sum()
