@@ -58,7 +58,8 @@ impl ForwardPass<'_, '_> {
         let Scratch { x, h, y, step, attention, experts, embeddings, skips, .. } = s;
         let (layer, d, n) = (self.model.layer(i), self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
-        if !experts.layer_input.is_empty() {
+        let reads_residual = self.model.config.arch.expert_input == ExpertInput::Residual;
+        if !experts.layer_input.is_empty() && !reads_residual {
             experts.layer_input[..n * d].copy_from_slice(x);
         }
         if !matches!(layer.mixer, Mixer::None) {
@@ -67,7 +68,7 @@ impl ForwardPass<'_, '_> {
             self.mixer(i, SubLayerRows { x: input, y }, attention, memory, step);
             self.add(i, layer.post_attn_norm.as_ref(), Stage::PostAttnNorm, ResidualRows { x, y, h });
         }
-        if self.model.config.arch.expert_input == ExpertInput::Residual && !experts.layer_input.is_empty() {
+        if !experts.layer_input.is_empty() && reads_residual {
             experts.layer_input[..n * d].copy_from_slice(x);
         }
         if !matches!(layer.ffn, FeedForward::None) {
@@ -98,11 +99,11 @@ impl ForwardPass<'_, '_> {
         step: &mut StepScratch,
     ) {
         let (rows, width, act) = (self.rows, self.model.config.n_embd_layer, self.model.config.arch.act);
-        let (stride, all) = (padded(width), width * self.model.config.n_blocks());
+        let (stride, at) = (padded(width), self.model.config.layers[i].block * width);
         let wide = &mut step.wide[..self.n * stride];
         rows.linear(&layer.gate, x, wide, &mut step.words);
         rows.each(wide, stride, &|r, row| {
-            gated(rows.cpu, act, &mut row[..width], &s.embeddings[r * s.stride..][..all][i * width..][..width]);
+            gated(rows.cpu, act, &mut row[..width], &s.embeddings[r * s.stride + at..][..width]);
         });
         let x = Floats { x: wide, stride };
         rows.matrix(&layer.proj.w, layer.proj.bias.as_deref(), x, y, &mut step.words);

@@ -263,7 +263,7 @@ impl Model {
 
     /// Whether something after attention reads the input of the layer.
     pub(super) fn reads_layer_input(&self) -> bool {
-        self.config.arch.expert_input != ExpertInput::Same
+        (self.config.arch.expert_input != ExpertInput::Same && self.config.experts.is_some())
             || self.weights.layers.iter().any(|layer| layer.second_norm.is_some())
     }
 

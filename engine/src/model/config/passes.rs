@@ -41,7 +41,7 @@ fn nested(keys: &Keys<'_, '_>, mut layers: Vec<LayerConfig>) -> Result<Vec<Layer
     let n = layers.len();
     let size = |name: &str| keys.size(name, 1..=n as u32);
     let (stack, high, low) = (size("hrm.layers_per_stack")?, size("hrm.h_cycles")?, size("hrm.l_cycles")?);
-    let expected = stack * high * (low + 1);
+    let expected = stack.saturating_mul(high).saturating_mul(low + 1);
     if n != expected {
         let expected = format!("{expected}: layers_per_stack * h_cycles * (l_cycles + 1)");
         return Err(keys.wrong("block_count", n, expected));

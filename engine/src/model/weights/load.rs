@@ -26,7 +26,7 @@ impl Weights {
     /// [`LoadError`] of a tensor that is missing, or whose shape does not fit another's.
     pub(in crate::model) fn new(tensors: &mut LoadedTensors, c: &Config) -> Result<Weights, LoadError> {
         let mut layers = (0..c.n_blocks()).map(|i| layer(tensors, c, i)).collect::<Result<Vec<_>, _>>()?;
-        share_biases(&mut layers);
+        share_biases(c, &mut layers)?;
         // without this norm a block is parallel: all layers must have it, or none
         let lacks_norm = |l: &Layer| l.ffn_norm.is_none() && !matches!(l.ffn, FeedForward::None);
         if layers.iter().any(|l| l.ffn_norm.is_some())
@@ -217,18 +217,22 @@ fn attention(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Attent
     })
 }
 
-/// Layers without biases have those of the first.
-fn share_biases(layers: &mut [Layer]) {
-    let mut first = None;
-    for layer in layers {
-        if let Mixer::Attention(a) = &mut layer.mixer {
-            match &first {
-                None => first.clone_from(&a.distance_bias),
-                Some(first) if a.distance_bias.is_none() => a.distance_bias = Some(Vec::clone(first)),
-                Some(_) => {}
-            }
+/// Layers without biases by distance have those of the first.
+fn share_biases(c: &Config, layers: &mut [Layer]) -> Result<(), LoadError> {
+    let mut first: Option<Vec<f32>> = None;
+    for (i, layer) in layers.iter_mut().enumerate().filter(|_| c.relative_buckets > 0) {
+        let Mixer::Attention(a) = &mut layer.mixer else { continue };
+        let len = c.block(i).heads.n_head * (2 * c.arch.relative_distance + 1);
+        if a.distance_bias.is_none() {
+            a.distance_bias = first.clone().filter(|biases| biases.len() == len);
+        }
+        match &a.distance_bias {
+            None => return Err(missing(&format!("blk.{i}.attn_rel_b.weight"))),
+            Some(biases) if first.is_none() => first = Some(biases.clone()),
+            Some(_) => {}
         }
     }
+    Ok(())
 }
 
 fn mixer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Mixer, LoadError> {
