@@ -54,6 +54,7 @@ const BASE: Arch = Arch {
     half_rotary: false,
     tiled_value_heads: false,
     mamba_by_heads: false,
+    positive_decay_factors: false,
     normed_residual: false,
     lightning: false,
 };
