@@ -69,6 +69,7 @@ const BASE: Arch = Arch {
     tiled_value_heads: false,
     mamba_by_heads: false,
     head: HeadKind::Tanh,
+    positive_decay_factors: false,
     normed_residual: false,
     lightning: false,
 };

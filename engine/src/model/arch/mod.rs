@@ -140,6 +140,8 @@ pub struct Arch {
     pub prefix: &'static str,
     /// Whether global layers rotate half of the elements that the file states.
     pub half_rotary: bool,
+    /// Kimi delta attention with a lower bound of decays: whether the factors A of the file are positive.
+    pub positive_decay_factors: bool,
     /// Delta net: whether value head h has the key head `h % n_key`, instead of `h / (n_value / n_key)`.
     pub tiled_value_heads: bool,
     /// Whether the Mamba layers are those of PLaMo 2, whose channels form heads.

@@ -2,6 +2,7 @@
 //! tell which, or its numbers of heads.
 
 mod delta_net;
+mod kda;
 pub(super) mod latent;
 mod lightning;
 mod low_rank;
@@ -16,6 +17,7 @@ use alloc::format;
 use alloc::vec::Vec;
 
 pub use delta_net::{DeltaNet, DeltaNetConfig};
+pub use kda::{Kda, KdaConfig};
 pub use latent::{LatentHeads, LatentWeights};
 pub use lightning::{Lightning, LightningConfig};
 pub use low_rank::LowRank;
@@ -76,6 +78,8 @@ pub enum RecurrentConfig {
     ShortConv(ShortConvConfig),
     /// Lightning attention.
     Lightning(LightningConfig),
+    /// Kimi delta attention.
+    Kda(KdaConfig),
     /// Time mix of RWKV 6.
     Rwkv6(RwkvConfig),
     /// Time mix of RWKV 7.
@@ -93,6 +97,7 @@ impl RecurrentConfig {
             RecurrentConfig::Mamba(c) => c.state_len(),
             RecurrentConfig::ShortConv(c) => c.state_len(),
             RecurrentConfig::Lightning(c) => c.state_len(),
+            RecurrentConfig::Kda(c) => c.state_len(),
             RecurrentConfig::Rwkv6(c) | RecurrentConfig::Rwkv7(c) => c.state_len(),
         }
     }
@@ -104,6 +109,7 @@ impl RecurrentConfig {
             RecurrentConfig::Mamba(_) => mamba::TENSORS,
             RecurrentConfig::ShortConv(_) => short_conv::TENSORS,
             RecurrentConfig::Lightning(_) => lightning::TENSORS,
+            RecurrentConfig::Kda(_) => kda::TENSORS,
             RecurrentConfig::Rwkv6(_) => rwkv6::TENSORS,
             RecurrentConfig::Rwkv7(_) => rwkv7::TENSORS,
         }
@@ -120,6 +126,8 @@ pub enum Recurrent {
     ShortConv(Box<ShortConv>),
     /// Lightning attention.
     Lightning(Box<Lightning>),
+    /// Kimi delta attention.
+    Kda(Box<Kda>),
     /// Time mix of RWKV 6.
     Rwkv6(Box<Rwkv6>),
     /// Time mix of RWKV 7.
@@ -134,6 +142,7 @@ impl Recurrent {
             RecurrentConfig::Mamba(c) => Recurrent::Mamba(Mamba::load(c, tensors, i)?.into()),
             RecurrentConfig::ShortConv(_) => Recurrent::ShortConv(ShortConv::load(tensors, i)?.into()),
             RecurrentConfig::Lightning(c) => Recurrent::Lightning(Lightning::load(c, tensors, i)?.into()),
+            RecurrentConfig::Kda(c) => Recurrent::Kda(Kda::load(c, tensors, i)?.into()),
             RecurrentConfig::Rwkv6(c) => Recurrent::Rwkv6(Rwkv6::load(c, tensors, i)?.into()),
             RecurrentConfig::Rwkv7(c) => Recurrent::Rwkv7(Rwkv7::load(c, tensors, i)?.into()),
         })
@@ -146,6 +155,7 @@ impl Recurrent {
             Recurrent::Mamba(m) => m.matrices(),
             Recurrent::ShortConv(m) => m.matrices(),
             Recurrent::Lightning(m) => m.matrices(),
+            Recurrent::Kda(m) => m.matrices(),
             Recurrent::Rwkv6(m) => m.matrices(),
             Recurrent::Rwkv7(m) => m.matrices(),
         }
@@ -158,6 +168,7 @@ impl Recurrent {
             Recurrent::Mamba(m) => m.widths(),
             Recurrent::ShortConv(m) => m.widths(),
             Recurrent::Lightning(m) => m.widths(),
+            Recurrent::Kda(m) => m.widths(),
             Recurrent::Rwkv6(m) => m.widths(),
             Recurrent::Rwkv7(m) => m.widths(),
         }
@@ -174,8 +185,12 @@ impl Recurrent {
 }
 
 /// A tensor of each kind of recurrent mixer that no other layer has, and whether `attn_output` belongs to the mixer.
-const MARKERS: [(&str, bool); 3] =
-    [("ssm_conv1d.weight", false), ("shortconv.conv.weight", false), ("time_mix_key.weight", false)];
+const MARKERS: [(&str, bool); 4] = [
+    ("ssm_conv1d.weight", false),
+    ("shortconv.conv.weight", false),
+    ("time_mix_key.weight", false),
+    (kda::MARKER, true),
+];
 /// The same in families with lightning attention.
 const LIGHTNING: [(&str, bool); 1] = [(lightning::MARKER, true)];
 
@@ -247,6 +262,8 @@ pub(super) fn read(
         RecurrentConfig::ShortConv(ShortConvConfig::read(keys, n_embd)?)
     } else if arch.lightning {
         RecurrentConfig::Lightning(LightningConfig::read(keys, n_embd, kinds.len())?)
+    } else if has(kda::MARKER) {
+        RecurrentConfig::Kda(KdaConfig::read(keys, arch)?)
     } else if has("time_mix_key.weight") {
         let c = RwkvConfig::read(keys, n_embd, has(rwkv::CHANNEL_MIX_KEY))?;
         if has("time_mix_first.weight") { RecurrentConfig::Rwkv6(c) } else { RecurrentConfig::Rwkv7(c) }
@@ -273,6 +290,7 @@ impl ForwardPass<'_, '_> {
             Recurrent::Mamba(m) => self.mamba(i, m, rows, states, step),
             Recurrent::ShortConv(m) => self.short_conv(i, m, rows, states, step),
             Recurrent::Lightning(m) => self.lightning(i, m, rows, states, step),
+            Recurrent::Kda(m) => self.kda(i, m, rows, states, step),
             Recurrent::Rwkv6(m) => self.rwkv6(i, m, rows, states, step),
             Recurrent::Rwkv7(m) => self.rwkv7(i, m, rows, states, step),
         }
