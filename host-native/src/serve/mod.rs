@@ -33,6 +33,7 @@ mod model_metrics;
 mod models;
 mod offload;
 mod openapi;
+mod page;
 mod policy;
 mod pressure;
 mod queue;
