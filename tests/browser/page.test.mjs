@@ -254,6 +254,26 @@ test("the page can be used with the keyboard alone", async () => {
   await close();
 });
 
+test("the end of an answer stays in view, unless the user scrolls up", async () => {
+  const { page, close } = await scripted({ answers: [RICH], delay: 6 }, { viewport: { width: 900, height: 500 } });
+  await said(page, "is ready");
+  const toEnd = () =>
+    page.locator("#scroller").evaluate((s) => Math.round(s.scrollHeight - s.scrollTop - s.clientHeight));
+  await ask(page, "Go.");
+  await page.waitForTimeout(100);
+  assert.ok((await toEnd()) < 5, `${await toEnd()}`);
+  await page.fill("#message", "Again.");
+  await page.press("#message", "Enter");
+  await page.waitForFunction(() => document.querySelectorAll(".message.assistant .code").length > 1);
+  await page.locator("#scroller").hover();
+  await page.mouse.wheel(0, -600);
+  await said(page, "tokens: ");
+  assert.ok((await toEnd()) > 300, `${await toEnd()}`);
+  await page.click("#latest");
+  assert.ok((await toEnd()) < 5);
+  await close();
+});
+
 test("a long answer is drawn in less than half a frame", async () => {
   const { page, close } = await scripted({ answers: [RICH] });
   await said(page, "is ready");

@@ -84,23 +84,37 @@ function connectTheme() {
   };
 }
 
+/** Milliseconds after a movement of the user in which scrolling is theirs, not a consequence of changes of the text. */
+const SCROLL_MS = 1000;
+const SCROLL_KEYS = new Set(["ArrowUp", "ArrowDown", "PageUp", "PageDown", "Home", "End", " "]);
+
 /** Keeps the end of the text in view while it grows, unless the user has scrolled up. */
 export function connectScrolling() {
   const scroller = $("scroller");
   let isAtEnd = true;
+  let movedAt = -SCROLL_MS;
+  const moved = () => (movedAt = performance.now());
   const toEnd = () => {
     isAtEnd = true;
     scroller.scrollTop = scroller.scrollHeight;
   };
+  for (const type of ["wheel", "touchmove"]) scroller.addEventListener(type, moved, { passive: true });
+  scroller.addEventListener("keydown", ({ key }) => SCROLL_KEYS.has(key) && moved());
+  // the scroll bar
+  scroller.addEventListener("pointerdown", ({ target }) => target === scroller && moved());
   scroller.addEventListener(
     "scroll",
     () => {
-      isAtEnd = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 48;
-      $("latest").hidden = isAtEnd;
+      const isNear = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 48;
+      $("latest").hidden = isNear;
+      if (isNear) isAtEnd = true;
+      else if (performance.now() - movedAt < SCROLL_MS) isAtEnd = false;
     },
     { passive: true },
   );
-  new ResizeObserver(() => isAtEnd && chosen() !== "tab-verify" && toEnd()).observe(scroller.firstElementChild);
+  const observer = new ResizeObserver(() => isAtEnd && chosen() !== "tab-verify" && toEnd());
+  observer.observe(scroller);
+  observer.observe(scroller.firstElementChild);
   $("latest").onclick = toEnd;
   return { toEnd };
 }

@@ -86,34 +86,40 @@ const SUGGESTIONS = {
   ],
 };
 
-/** What is shown before there are messages. */
-function showWelcome() {
+/** Title, text and buttons before there are messages. */
+function welcome() {
   const { model, state, kind } = backend;
-  const isChat = chosen() === "tab-chat";
-  const isEmpty = isChat ? conversation.tree.nodes.length === 0 : !written && chosen() === "tab-write";
-  $("welcome").hidden = !isEmpty || !model || !["ready", "unloaded"].includes(state);
-  $("answer").hidden = !written;
-  const name = model?.name ?? "";
-  const writes = model?.generates;
-  $("welcome-title").textContent = writes ? `${isChat ? "Chat" : "Write"} with ${name}` : `${name} embeds texts`;
+  const suggestion = (text, onclick) =>
+    element("button", { type: "button", className: "suggestion", onclick }, text);
+  if (!model || state === "failed") {
+    if (kind === "server") return undefined;
+    const choose = suggestion("Choose a model", () => $("model-panel").showPopover());
+    return ["No model", "Take the bundled one, a GGUF file of this device, or one at a URL.", [choose]];
+  }
   const where = kind === "page" ? "It runs in this page, on your machine." : "It runs on this server.";
-  const what = !writes
-    ? "Choose a model that writes to chat with it."
-    : isChat
-      ? "The same seed gives the same answer, on any machine."
-      : "Type the beginning of a text, and the model goes on from there.";
-  $("welcome-text").textContent = `${where} ${what}`;
+  if (!model.generates) return [`${model.name} embeds texts`, `${where} Choose a model that writes to chat with it.`, []];
+  if (chosen() === "tab-write")
+    return [`Write with ${model.name}`, `${where} Type the beginning of a text, and the model goes on from there.`, []];
   const ask = (text) => {
     $("message").value = text;
     $("chat-form").requestSubmit();
   };
-  $("suggestions").replaceChildren(
-    ...(isChat && writes
-      ? SUGGESTIONS[kind].map((text) =>
-          element("button", { type: "button", className: "suggestion", onclick: () => ask(text) }, text),
-        )
-      : []),
-  );
+  return [
+    `Chat with ${model.name}`,
+    `${where} The same seed gives the same answer, on any machine.`,
+    SUGGESTIONS[kind].map((text) => suggestion(text, () => ask(text))),
+  ];
+}
+
+/** Shows what there is before there are messages, if there are none. */
+function showWelcome() {
+  const isEmpty = { "tab-chat": conversation.tree.nodes.length === 0, "tab-write": !written }[chosen()];
+  const [title, text, buttons] = (isEmpty && backend.state !== "loading" && welcome()) || [];
+  $("welcome").hidden = !title;
+  $("answer").hidden = !written;
+  $("welcome-title").textContent = title ?? "";
+  $("welcome-text").textContent = text ?? "";
+  $("suggestions").replaceChildren(...(buttons ?? []));
 }
 
 /** Shows the progress of loading; undefined: nothing is being loaded. */
