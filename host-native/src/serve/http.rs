@@ -34,7 +34,7 @@ use super::config::{Live, Settings};
 use super::connection::{Activity, Addresses, Peer, ResponseBody, StreamExecutor, WriteTimeout};
 use super::gate::{Gate, gate};
 use super::state::Server;
-use super::{admin, health, openapi, reuse, signed, tls};
+use super::{admin, health, openapi, page, reuse, signed, tls};
 
 /// Which routes a listener has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,7 +146,8 @@ fn public_routes() -> Router<Arc<Server>> {
         .route("/server/stats", get(health::stats))
         .route("/openapi.json", get(openapi::document))
         .route("/docs", get(openapi::docs))
-        .route("/", get(openapi::page))
+        .route("/", get(page::page))
+        .route("/assets/{name}", get(page::asset))
 }
 
 async fn not_found(request: Request) -> HttpError {

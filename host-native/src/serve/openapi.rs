@@ -1,9 +1,9 @@
-//! The OpenAPI document, its reader page, and the chat page.
+//! The OpenAPI document and its reader page.
 
 use std::collections::BTreeMap;
 
-use axum::http::{HeaderMap, StatusCode, header};
-use axum::response::{Html, IntoResponse, Response};
+use axum::http::StatusCode;
+use axum::response::{Html, Response};
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::OpenApi;
@@ -174,15 +174,6 @@ fn with_errors() -> utoipa::openapi::OpenApi {
 /// `GET /docs`: a reader of the OpenAPI document
 pub async fn docs() -> Html<&'static str> {
     Html(include_str!("docs.html"))
-}
-
-/// `GET /`: a chat page; for Ollama's clients, which probe it, a text
-pub async fn page(headers: HeaderMap) -> Response {
-    let agent = headers.get(header::USER_AGENT).and_then(|agent| agent.to_str().ok()).unwrap_or_default();
-    if agent.starts_with("ollama") {
-        return "Ollama is running".into_response();
-    }
-    Html(include_str!("page.html")).into_response()
 }
 
 #[cfg(test)]
