@@ -40,6 +40,10 @@ impl ForwardPass<'_, '_> {
             FeedForward::Dense(ffn) => self.dense(i, ffn, 0.0, SubLayerRows { x, y }, step),
             FeedForward::Experts(experts) => {
                 let (mut normed, n) = (core::mem::take(&mut s.layer_input), self.n * model.config.n_embd);
+                let mut router = core::mem::take(&mut s.router_input);
+                if let Some(norm) = &experts.router_norm {
+                    self.rows.norm(norm, &normed[..n], model.config.n_embd, &mut router[..n]);
+                }
                 let x_experts = match &experts.input_norm {
                     Some(norm) => {
                         self.rows.norm_each(norm, &mut normed[..n]);
@@ -49,6 +53,7 @@ impl ForwardPass<'_, '_> {
                 };
                 let x_router = match model.config.arch.expert_input {
                     ExpertInput::LayerForRouter => &normed[..n],
+                    ExpertInput::Residual => &router[..n],
                     _ => x_experts,
                 };
                 let d = model.config.n_embd;
@@ -68,6 +73,10 @@ impl ForwardPass<'_, '_> {
                         self.experts(i, experts, rows, s, step);
                     }
                 }
+                if let Some(norm) = &experts.post_norm {
+                    self.rows.norm_beginnings(norm, y, padded(model.config.n_embd));
+                }
+                s.router_input = router;
                 s.layer_input = normed;
                 if let Some(shared) = &experts.shared {
                     self.shared_expert(i, shared, SubLayerRows { x, y }, s, step);
@@ -116,6 +125,9 @@ impl ForwardPass<'_, '_> {
         let mut out = core::mem::take(&mut s.outputs);
         let (limit, factor) = (self.model.config.layers[i].shared_limit, self.model.config.arch.shared_factor);
         self.dense(i, &e.ffn, limit, SubLayerRows { x, y: &mut out[..n * padded(d)] }, step);
+        if let Some(norm) = &e.post_norm {
+            rows.norm_beginnings(norm, &mut out[..n * padded(d)], padded(d));
+        }
         let gate = &mut s.router[..n * padded(1)];
         if let Some(g) = &e.gate {
             rows.linear(g, x, gate, &mut step.words);
@@ -165,8 +177,14 @@ impl ForwardPass<'_, '_> {
         }
         let groups = || (0..c.n).map(|e| (e, s.starts[e]..s.starts[e + 1])).filter(|(_, rows)| !rows.is_empty());
 
-        let up_at = if e.gate.is_empty() { 0 } else { padded(c.n_ff) };
-        let stride = up_at + padded(c.n_ff);
+        let is_fused = e.gate.is_empty() && e.up[0].rows() == 2 * c.n_ff;
+        let up_at = match (is_fused, e.gate.is_empty()) {
+            (true, _) => c.n_ff,
+            (false, true) => 0,
+            (false, false) => padded(c.n_ff),
+        };
+        let stride = if is_fused { padded(2 * c.n_ff) } else { up_at + padded(c.n_ff) };
+        let up_row = if is_fused { 0 } else { up_at };
         let wide = &mut wide[..total * stride];
         let mut packed = PackedColumns::new(words);
         let mut jobs = Vec::new();
@@ -175,7 +193,7 @@ impl ForwardPass<'_, '_> {
                 true => (Floats { x: &inputs[group.start * d..group.end * d], stride: d }, number),
                 false => (Floats { x, stride: x_stride }, 0),
             };
-            for (w, at) in e.gate.get(expert).map(|w| (w, 0)).into_iter().chain([(&e.up[expert], up_at)]) {
+            for (w, at) in e.gate.get(expert).map(|w| (w, 0)).into_iter().chain([(&e.up[expert], up_row)]) {
                 jobs.push(MatmulJob { w, x: packed.of(&rows, w, x, number), out_column: group.start, out_row: at });
             }
         }
@@ -205,6 +223,10 @@ impl ForwardPass<'_, '_> {
         products(rows.cpu, rows.pool, &jobs, outputs, padded(d));
         add_biases(outputs, padded(d), &e.biases[2], 0, d);
 
+        if let Some(scales) = &e.output_scale {
+            let selected = s.selected[..total].iter().zip(&mut s.weights);
+            selected.for_each(|(expert, weight)| *weight *= scales[*expert as usize]);
+        }
         let (expert_rows, weights) = (&s.expert_rows, &s.weights);
         rows.each(y, padded(d), &|r, y| {
             let y = &mut y[..d];

@@ -2,6 +2,7 @@
 
 pub mod arch;
 mod block;
+mod classifier;
 pub mod config;
 pub mod evaluate;
 mod ffn;
@@ -48,6 +49,8 @@ pub struct Model {
     pub tokenizer: Tokenizer,
     /// Chat template of the model file, in Jinja.
     pub chat_template: Option<String>,
+    /// Prompt of a reranker, with `{query}` and `{document}` (`tokenizer.chat_template.rerank`).
+    pub rerank_template: Option<String>,
     /// Name of the model (`general.name`).
     pub name: Option<String>,
     /// Sampling options that the file recommends.
@@ -64,6 +67,7 @@ pub struct ModelLoader {
     loader: WeightLoader,
     tokenizer: Tokenizer,
     chat_template: Option<String>,
+    rerank_template: Option<String>,
     name: Option<String>,
     recommended: RecommendedSampling,
 }
@@ -104,6 +108,7 @@ impl ModelLoader {
             loader: WeightLoader::new(shards, config)?,
             tokenizer,
             chat_template: gguf.str("tokenizer.chat_template")?.map(Into::into),
+            rerank_template: gguf.str("tokenizer.chat_template.rerank")?.map(Into::into),
             name: gguf.str("general.name")?.map(Into::into),
             recommended: RecommendedSampling::from_gguf(gguf)?,
         })
@@ -125,9 +130,9 @@ impl ModelLoader {
     /// [`LoadError`] of the first tensor that is incomplete or that conflicts with others.
     pub fn finish(self) -> Result<Model, LoadError> {
         let (config, weights) = self.loader.finish()?;
-        let ModelLoader { tokenizer, chat_template, name, recommended, .. } = self;
+        let ModelLoader { tokenizer, chat_template, rerank_template, name, recommended, .. } = self;
         let max_scratch_bytes = weights.len_bytes().max(LEAST_SCRATCH_LIMIT);
-        Ok(Model { config, tokenizer, chat_template, name, recommended, max_scratch_bytes, weights })
+        Ok(Model { config, tokenizer, chat_template, rerank_template, name, recommended, max_scratch_bytes, weights })
     }
 }
 

@@ -41,6 +41,7 @@ pub struct Scratch {
     pub(super) step: StepScratch,
     pub(super) attention: AttentionScratch,
     pub(super) experts: ExpertsScratch,
+    pub(super) embeddings: LayerEmbeddingScratch,
     /// (logits rows, n_embd) after the final norm, and (logits rows, padded n_vocab).
     pub(super) hidden: Vec<f32>,
     pub(super) logits: Vec<f32>,
@@ -81,6 +82,8 @@ pub(super) struct AttentionScratch {
 pub(super) struct ExpertsScratch {
     /// (rows, n_embd): the input of the layer, where something after attention reads it.
     pub(super) layer_input: Vec<f32>,
+    /// (rows, n_embd): the input of the router, if it has a norm of its own.
+    pub(super) router_input: Vec<f32>,
     /// (rows, 2 * padded width): input and output of experts in their latent space.
     pub(super) latent: Vec<f32>,
     /// (rows, padded n_expert)
@@ -104,6 +107,15 @@ pub(super) struct ExpertsScratch {
     pub(super) inputs: Vec<f32>,
     /// (expert rows, padded width), or of the shared expert (rows, padded n_embd).
     pub(super) outputs: Vec<f32>,
+}
+
+/// Embeddings of the layers.
+pub(super) struct LayerEmbeddingScratch {
+    /// (rows, stride): those of all layers, (n_layer, n_embd_layer).
+    pub(super) embeddings: Vec<f32>,
+    pub(super) stride: usize,
+    /// A dequantised row of the table (n_layer * n_embd_layer).
+    pub(super) row: Vec<f32>,
 }
 
 /// Maximal buffer lengths per row over all layers.
@@ -216,6 +228,11 @@ impl Model {
             },
             attention,
             experts: self.experts_scratch(n, &mut budget),
+            embeddings: {
+                let width = c.n_embd_layer.saturating_mul(c.n_blocks());
+                let (stride, embeddings) = (padded(width), budget.zeros(&[n, padded(width)]));
+                LayerEmbeddingScratch { embeddings, stride, row: budget.zeros(&[width]) }
+            },
             hidden: budget.zeros(&[max_logits, d]),
             logits: budget.zeros(&[max_logits, padded(c.n_vocab)]),
             row: budget.zeros(&[if has_row { d } else { 0 }]),
@@ -228,6 +245,11 @@ impl Model {
     pub(super) fn reads_layer_input(&self) -> bool {
         self.config.arch.expert_input != ExpertInput::Same
             || self.weights.layers.iter().any(|layer| layer.second_norm.is_some())
+    }
+
+    fn has_router_norm(&self) -> bool {
+        let experts = |ffn: &FeedForward| matches!(ffn, FeedForward::Experts(e) if e.router_norm.is_some());
+        self.weights.layers.iter().any(|layer| experts(&layer.ffn))
     }
 
     fn has_latent_experts(&self) -> bool {
@@ -253,6 +275,7 @@ impl Model {
         let (groups, used_groups) = self.config.experts.and_then(|e| e.groups).unwrap_or_default();
         ExpertsScratch {
             layer_input: budget.zeros(&[if self.reads_layer_input() { n } else { 0 }, d]),
+            router_input: budget.zeros(&[if self.has_router_norm() { n } else { 0 }, d]),
             latent: budget.zeros(&[if self.has_latent_experts() { n } else { 0 }, 2 * padded(width)]),
             router: budget.zeros(&[n, padded(experts)]),
             probabilities: budget.zeros(&[experts]),
@@ -284,6 +307,7 @@ impl Model {
     fn widths(&self) -> Widths {
         let (c, mut w) = (&self.config, Widths::default());
         let d = c.n_embd;
+        let mut latent_words = 0;
         // per row: `wide` floats for each of `rows` expert rows, then activations of width `k`
         let mut step = |forms, (wide, k): (usize, usize), rows: usize| {
             w.wide = w.wide.max(wide.saturating_mul(rows));
@@ -298,16 +322,26 @@ impl Model {
             match &layer.mixer {
                 Mixer::Attention(a) => attention(a),
                 Mixer::Both(both) => attention(&both.0),
-                Mixer::Recurrent(_) | Mixer::None => {}
+                Mixer::Linear(linear) => step(forms([&linear.w].into_iter()), (0, d), 1),
+                Mixer::Latent(_) | Mixer::Recurrent(_) | Mixer::None => {}
+            }
+            if let Mixer::Latent(a) = &layer.mixer {
+                let (inputs, wide, words) = a.widths();
+                step(forms(inputs.into_iter()), (wide, 0), 1);
+                latent_words = latent_words.max(words);
             }
             let recurrent = match &layer.mixer {
                 Mixer::Recurrent(r) => Some(r),
                 Mixer::Both(both) => Some(&both.1),
-                Mixer::Attention(_) | Mixer::None => None,
+                Mixer::Attention(_) | Mixer::Latent(_) | Mixer::Linear(_) | Mixer::None => None,
             };
             if let Some(recurrent) = recurrent {
                 let (inputs, wide, k) = recurrent.widths();
                 step(forms(inputs.into_iter()) * recurrent.n_inputs(), (wide, k), 1);
+            }
+            if layer.embedding.is_some() {
+                let width = c.n_embd_layer;
+                step(1, (padded(width), width), 1);
             }
             let mut dense = |ffn: &Dense| step(forms(ffn.up.matrices()), (ffn.up.stride, ffn.down.w.k()), 1);
             match &layer.ffn {
@@ -326,6 +360,7 @@ impl Model {
                 }
             }
         }
+        w.words = w.words.max(latent_words);
         w
     }
 }

@@ -26,8 +26,8 @@ use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use super::api::error::{ApiError, HttpError, quoted};
 use super::api::{
-    anthropic, chat, completions, embeddings, execute, generate, llama_server, models, ollama, receipts, responses,
-    slots, stored, stored_responses, tei, tokenize,
+    anthropic, chat, completions, embeddings, execute, generate, llama_server, models, ollama, receipts, rerank,
+    responses, slots, stored, stored_responses, tei, tokenize,
 };
 use super::auth::Hosts;
 use super::config::{Live, Settings};
@@ -132,6 +132,12 @@ fn public_routes() -> Router<Arc<Server>> {
         .route("/props", get(llama_server::props))
         .route("/lora-adapters", get(llama_server::lora_adapters))
         .route("/v1/chat/completions/input_tokens", post(llama_server::chat_input_tokens))
+        // Jina, Cohere, llama-server and Text Embeddings Inference
+        .route("/v1/rerank", post(rerank::rerank))
+        .route("/v2/rerank", post(rerank::rerank))
+        .route("/v1/reranking", post(rerank::rerank))
+        .route("/rerank", post(rerank::rerank))
+        .route("/reranking", post(rerank::rerank))
         // Text Embeddings Inference
         .route("/embed", post(tei::embed))
         .route("/info", get(tei::info))

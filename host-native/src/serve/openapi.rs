@@ -11,8 +11,8 @@ use utoipa::openapi::{ContentBuilder, Ref, ResponseBuilder};
 
 use super::api::error::json;
 use super::api::{
-    anthropic, chat, completions, embeddings, execute, generate, llama_server, models, ollama, receipts, responses,
-    slots, stored, stored_responses, tei, tokenize,
+    anthropic, chat, completions, embeddings, execute, generate, llama_server, models, ollama, receipts, rerank,
+    responses, slots, stored, stored_responses, tei, tokenize,
 };
 use super::{admin, health};
 use starling_api::native::execute::ExecuteToken;
@@ -20,6 +20,7 @@ use starling_api::native::generate::GenerateToken;
 use starling_api::openai::chat::ChatDelta;
 use starling_api::openai::models::ModelEvent;
 use starling_api::openai::response::CompletionResponse;
+use starling_api::rerank::TeiRank;
 
 #[derive(OpenApi)]
 #[openapi(
@@ -60,6 +61,7 @@ use starling_api::openai::response::CompletionResponse;
         llama_server::props,
         llama_server::lora_adapters,
         llama_server::chat_input_tokens,
+        rerank::rerank,
         tei::embed,
         tei::info,
         anthropic::messages,
@@ -105,7 +107,7 @@ use starling_api::openai::response::CompletionResponse;
         admin::caches::invalidate_one,
         admin::failures::list,
     ),
-    components(schemas(CompletionResponse<ChatDelta>, GenerateToken, ExecuteToken, ModelEvent))
+    components(schemas(CompletionResponse<ChatDelta>, GenerateToken, ExecuteToken, ModelEvent, TeiRank))
 )]
 struct Api;
 

@@ -57,7 +57,7 @@ pub(super) fn layers(
     }
     let n_ff = ff_widths(keys, arch, kinds, n_embd)?;
     let key_dim = |of_local: bool| {
-        (0..n_layer).find(|i| local[*i] == of_local && kinds[*i].mixer.has_attention()).map(|i| heads[i].key_dim)
+        (0..n_layer).find(|i| local[*i] == of_local && kinds[*i].mixer.has_attention()).map(|i| heads[i].rotated())
     };
     let (global, near) = match arch.rope {
         Some(_) if arch.rotated != Rotated::None => rotations(keys, arch, n_ctx_train, [false, true].map(key_dim))?,
@@ -106,7 +106,10 @@ pub(super) fn layers(
             shared_limit: shared_limits[i],
             mixer: kinds[i].mixer,
             has_ffn: kinds[i].has_ffn,
-            attn_scale: scale.unwrap_or_else(|| score_scale(arch, &heads[i], (n_layer, n_embd))),
+            attn_scale: scale.unwrap_or_else(|| {
+                let scaling = rope.and_then(|rope| ropes[rope].scaling);
+                score_scale(arch, &heads[i], (n_layer, n_embd)) * scaling.map_or(1.0, |s| s.score_factor)
+            }),
             heads: heads[i],
             n_ff: n_ff[i],
             kv_layer: 0,
@@ -173,7 +176,8 @@ fn ff_widths(keys: &Keys<'_, '_>, arch: &Arch, kinds: &[LayerKind], n_embd: usiz
 /// Factor of attention scores if the file has none, of a model of `n_layer` layers.
 fn score_scale(arch: &Arch, heads: &HeadConfig, (n_layer, n_embd): (usize, usize)) -> f32 {
     let is_by_width = arch.scaled_by_width == Some(n_layer) && heads.n_head > 0;
-    let width = if is_by_width { n_embd / heads.n_head } else { heads.key_dim };
+    let dim = heads.latent.map_or(heads.key_dim, |latent| latent.query());
+    let width = if is_by_width { n_embd / heads.n_head } else { dim };
     match arch.score_scale {
         ScoreScale::Root => 1.0 / sqrt(width as f32),
         ScoreScale::Inverse => 1.0 / heads.key_dim as f32,

@@ -55,6 +55,10 @@ pub struct Config {
     pub residual_scale: f32,
     /// Factor on logits.
     pub logit_scale: f32,
+    /// Factor on the output of attention.
+    pub value_scale: f32,
+    /// Width of the embeddings that each layer has of its own; 0 for none.
+    pub n_embd_layer: usize,
     /// tanh soft cap on attention scores (Gemma 2).
     pub attn_soft_cap: Option<f32>,
     /// tanh soft cap on logits (Gemma 2).
@@ -65,6 +69,8 @@ pub struct Config {
     pub causal: bool,
     /// Pooling of token states to an embedding, as numbered in the file ([`crate::embed::Pooling`]).
     pub pooling_type: Option<u32>,
+    /// Pooling before the classification head, likewise.
+    pub classifier_pooling: Option<u32>,
     /// Which elements of a head RoPE pairs; `None` without RoPE.
     pub rope: Option<RopeStyle>,
     /// Whether the model has learned position embeddings.
@@ -161,7 +167,9 @@ impl Config {
         let n_ctx_train = keys.size("context_length", 1..=MAX_CONTEXT)?;
         let (norm, norm_eps) = norm(&keys, arch)?;
         let embedding_scale = if arch.embeddings_by_width { sqrt(n_embd as f32) } else { 1.0 };
-        let logit_scale = keys.optional("logit_scale")?.unwrap_or(1.0);
+        let factors = arch.factors.map(|f| [f.embedding, f.depth / sqrt(n_layer as f32), f.width / n_embd as f32]);
+        let [embedding_scale, residual_scale, logit_scale] = factors.unwrap_or([embedding_scale, 1.0, 1.0]);
+        let logit_scale = keys.optional("logit_scale")?.unwrap_or(logit_scale);
         let causal = keys.bool("attention.causal")?.unwrap_or(!arch.bidirectional);
         let (ropes, mut layers) = layers(&keys, &Arch { rope, ..*arch }, &kinds, n_embd, n_ctx_train, causal)?;
         layers.truncate(n_layer);
@@ -183,18 +191,24 @@ impl Config {
             norm,
             norm_eps,
             embedding_scale: keys.optional("embedding_scale")?.unwrap_or(embedding_scale),
-            residual_scale: keys.optional("residual_scale")?.unwrap_or(1.0),
+            residual_scale: keys.optional("residual_scale")?.unwrap_or(residual_scale),
             logit_scale: if arch.divided_logits { 1.0 / logit_scale } else { logit_scale },
             rope,
             learned_positions: rope.is_none() && alibi.is_none(),
             alibi,
             qkv_limit: keys.optional("attention.clamp_kqv")?,
             temperature: temperature(&keys, arch, original_context)?,
+            value_scale: keys.optional("attention.value_scale")?.unwrap_or(1.0),
+            n_embd_layer: match keys.u32("embedding_length_per_layer_input")? {
+                None => arch.layer_embeddings,
+                v => keys.in_range("embedding_length_per_layer_input", v, 0..=MAX_WIDTH / n_layer as u32)?,
+            },
             attn_soft_cap: keys.optional("attn_logit_softcapping")?,
             logit_soft_cap: keys.optional("final_logit_softcapping")?,
             parallel_residual: keys.bool("use_parallel_residual")?.unwrap_or(arch.parallel),
             causal,
             pooling_type: keys.u32("pooling_type")?,
+            classifier_pooling: keys.u32("classifier.pooling_type")?,
             ropes,
             plain_head_norms: arch.plain_head_norms && experts.is_none_or(|e| e.n != 128),
             experts,
@@ -212,6 +226,11 @@ impl Config {
 
     /// Number of layers.
     pub fn n_layer(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Number of layers with weights of their own.
+    pub fn n_blocks(&self) -> usize {
         self.layers.len()
     }
 

@@ -1,8 +1,9 @@
 //! What mixes the tokens of a sequence in a layer: attention, a recurrent mixer, both, or nothing. The tensors of a file
-//! tell which.
+//! tell which, or its numbers of heads.
 
 mod delta_net;
 mod kda;
+pub(super) mod latent;
 mod lightning;
 mod low_rank;
 mod mamba;
@@ -17,6 +18,7 @@ use alloc::vec::Vec;
 
 pub use delta_net::{DeltaNet, DeltaNetConfig};
 pub use kda::{Kda, KdaConfig};
+pub use latent::{LatentHeads, LatentWeights};
 pub use lightning::{Lightning, LightningConfig};
 pub use low_rank::LowRank;
 pub use mamba::{Mamba, MambaConfig};
@@ -41,10 +43,14 @@ use crate::kernels::recurrent::StateMemory;
 pub enum MixerKind {
     /// Attention over the keys and values of the tokens before.
     Attention,
+    /// Multi-head latent attention: all heads share keys, which are values too.
+    Latent,
     /// A recurrent mixer, of the kind of [`RecurrentConfig`].
     Recurrent,
     /// Attention and a recurrent mixer on the same input; their outputs are added.
     Both,
+    /// A matrix instead of attention: tokens are not mixed (DeciLM).
+    Linear,
     /// Nothing: the layer has a feed-forward only.
     None,
 }
@@ -52,7 +58,7 @@ pub enum MixerKind {
 impl MixerKind {
     /// Whether the layer has keys and values.
     pub const fn has_attention(self) -> bool {
-        matches!(self, MixerKind::Attention | MixerKind::Both)
+        matches!(self, MixerKind::Attention | MixerKind::Latent | MixerKind::Both)
     }
 
     /// Whether the layer has a recurrent state.
@@ -203,7 +209,8 @@ fn has(shards: &[Gguf<'_>], name: &str) -> bool {
 }
 
 /// The kinds of all layers: with recurrent layers by the presence of tensors. Without, layers lack attention or
-/// feed-forward where the metadata state that they have no heads, or a width of 0.
+/// feed-forward where the metadata state that they have no heads, or a width of 0; without KV heads they have a matrix
+/// instead of attention.
 pub(super) fn layer_kinds(
     keys: &Keys<'_, '_>,
     arch: &Arch,
@@ -215,18 +222,20 @@ pub(super) fn layer_kinds(
     let marker = |i| markers.iter().find(|(part, _)| has(i, part)).map(|(_, has_output)| *has_output);
     let recurrent: Vec<Option<bool>> = (0..n_layer).map(marker).collect();
     let is_hybrid = recurrent.iter().any(Option::is_some);
-    let sizes = ["attention.head_count", "feed_forward_length"].map(|name| match keys.is_array(name) && !is_hybrid {
+    let sizes = |name: &str| match keys.is_array(name) && !is_hybrid {
         true => keys.per_layer_u32(name, n_layer),
         false => Ok(None),
-    });
-    let [heads, widths] = sizes;
-    let (heads, widths) = (heads?, widths?);
+    };
+    let (heads, kv_heads) = (sizes("attention.head_count")?, sizes("attention.head_count_kv")?);
+    let widths = sizes("feed_forward_length")?;
     let is_zero = |sizes: &Option<Vec<u32>>, i: usize| sizes.as_ref().is_some_and(|sizes| sizes[i] == 0);
     let kind = |(i, recurrent): (usize, Option<bool>)| {
         let has_attention = if is_hybrid { has(i, "attn_output.weight") } else { !is_zero(&heads, i) };
         let mixer = match (recurrent, has_attention) {
             (Some(false), true) => MixerKind::Both,
             (Some(_), _) => MixerKind::Recurrent,
+            (None, true) if is_zero(&kv_heads, i) => MixerKind::Linear,
+            (None, true) if has(i, "attn_kv_a_mqa.weight") => MixerKind::Latent,
             (None, true) => MixerKind::Attention,
             (None, false) => MixerKind::None,
         };

@@ -7,12 +7,15 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::{
-    AttentionWeights, ChannelMix, Dense, Experts, FeedForward, Layer, Linear, LinearGroup, Mixer, Norm, Recurrent,
-    ResidualOrder, RopeDivisors, SharedExpert, Weights,
+    AttentionWeights, ChannelMix, Dense, Experts, FeedForward, Layer, LayerEmbedding, LayerEmbeddings, Linear,
+    LinearGroup, Mixer, Norm, Recurrent, ResidualOrder, RopeDivisors, SharedExpert, Weights,
 };
 use crate::error::LoadError;
-use crate::model::config::Config;
+use crate::math::sqrt;
+use crate::model::classifier::Classifier;
+use crate::model::config::{Config, MixerKind};
 use crate::model::loader::LoadedTensors;
+use crate::model::mixers::LatentWeights;
 use crate::model::projection;
 use crate::model::roles::tensor_error;
 
@@ -44,6 +47,14 @@ impl Weights {
             } else {
                 None
             },
+            layer_embeddings: match c.n_embd_layer {
+                0 => None,
+                _ => Some(LayerEmbeddings {
+                    table: tensors.matrix("per_layer_token_embd.weight")?,
+                    proj: linear(tensors, "per_layer_model_proj")?,
+                    norm: required_norm(tensors, "per_layer_proj_norm")?,
+                }),
+            },
             embedding_norm: norm(tensors, "token_embd_norm")?.or(plain(c.arch.plain_embedding_norm, c.n_embd)),
             positions: if c.learned_positions { Some(tensors.matrix("position_embd.weight")?) } else { None },
             layers,
@@ -52,6 +63,7 @@ impl Weights {
             output: if tensors.has("output.weight") { Some(tensors.matrix("output.weight")?) } else { None },
             rope_divisors,
             projections: projections(tensors, c.n_embd)?,
+            classifier: Classifier::load(tensors, c)?,
         })
     }
 }
@@ -120,21 +132,42 @@ fn projections(tensors: &mut LoadedTensors, mut width: usize) -> Result<Vec<Line
 
 fn attention(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<AttentionWeights, LoadError> {
     let name = |part: &str| format!("blk.{i}.{part}");
-    let heads = &c.layers[i].heads;
+    let (heads, owns_kv) = (&c.layers[i].heads, c.layers[i].owns_kv);
+    let has_values = tensors.has(&name("attn_v.weight")) || tensors.has(&name("attn_qkv.weight"));
+    let values_from_keys = owns_kv && c.arch.values_from_keys && !has_values;
+    if values_from_keys && heads.key_dim != heads.value_dim {
+        return Err(missing(&name("attn_v.weight")));
+    }
     let mut qkv = if tensors.has(&name("attn_qkv.weight")) {
         let parts = [c.q_rows(heads), heads.k_width(), heads.v_width()];
         LinearGroup::fused(linear(tensors, &name("attn_qkv"))?, &parts)
     } else {
-        LinearGroup::separate(
-            ["attn_q", "attn_k", "attn_v"].map(|p| linear(tensors, &name(p))).into_iter().collect::<Result<_, _>>()?,
-        )
+        let mut group = LinearGroup::separate(vec![linear(tensors, &name("attn_q"))?]);
+        if owns_kv {
+            group.push(linear(tensors, &name("attn_k"))?);
+        }
+        if owns_kv && !values_from_keys {
+            group.push(linear(tensors, &name("attn_v"))?);
+        } else if owns_kv {
+            group.reserve(heads.v_width());
+        }
+        group
     };
-    if tensors.has(&name("attn_gate.weight")) {
+    let kv_at = match qkv.part_starts[..] {
+        [_, k_at, v_at, ..] => [k_at, v_at],
+        _ => [0; 2],
+    };
+    let gate_at = tensors.has(&name("attn_gate.weight")).then_some(qkv.stride);
+    if gate_at.is_some() {
         qkv.push(linear(tensors, &name("attn_gate"))?);
     }
     let head_norm = || plain(c.plain_head_norms && c.layers[i].rope.is_some(), heads.key_dim);
     Ok(AttentionWeights {
         qkv,
+        kv_at,
+        gate_at,
+        values_from_keys,
+        v_norm: plain(c.arch.plain_value_norm, heads.value_dim),
         attn_sub_norm: norm(tensors, &name("attn_sub_norm"))?,
         sinks: tensors.optional(&name("attn_sinks.weight")),
         q_norm: norm(tensors, &name("attn_q_norm"))?.or_else(head_norm),
@@ -149,7 +182,13 @@ fn mixer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Mixer, Loa
         Some(config) => Some(Recurrent::load(config, tensors, i)?),
         None => None,
     };
+    if let Some(sizes) = c.layers[i].heads.latent {
+        return Ok(Mixer::Latent(Box::new(LatentWeights::load(&c.layers[i], sizes, tensors, i)?)));
+    }
     let attention = if kind.has_attention() { Some(attention(tensors, c, i)?) } else { None };
+    if kind == MixerKind::Linear {
+        return Ok(Mixer::Linear(Box::new(linear(tensors, &format!("blk.{i}.attn_output"))?)));
+    }
     Ok(match (attention, recurrent) {
         (Some(a), Some(r)) => Mixer::Both(Box::new((a, r))),
         (Some(a), None) => Mixer::Attention(Box::new(a)),
@@ -198,6 +237,14 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
         _ if c.arch.normed_residual => ResidualOrder::Normed,
         _ => ResidualOrder::Serial,
     };
+    let embedding = match c.n_embd_layer {
+        0 => None,
+        _ => Some(LayerEmbedding {
+            gate: linear(tensors, &name("inp_gate"))?,
+            proj: linear(tensors, &name("proj"))?,
+            norm: required_norm(tensors, &name("post_norm"))?,
+        }),
+    };
     let with_eps = |norm: Norm| Norm { eps: c.arch.post_norm_eps, ..norm };
     Ok(Layer {
         order,
@@ -206,6 +253,8 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
         post_attn_norm: norm(tensors, &name("post_attention_norm"))?.map(with_eps),
         ffn,
         post_ffn_norm: norm(tensors, &name("post_ffw_norm"))?.map(with_eps),
+        embedding,
+        output_scale: tensors.optional(&name("layer_output_scale.weight")).and_then(|v| v.first().copied()),
         attn_norm,
         ffn_norm,
     })
@@ -242,12 +291,15 @@ fn experts(
     (n, n_ff): (usize, usize),
     name: &dyn Fn(&str) -> String,
 ) -> Result<Experts, LoadError> {
+    let fused = tensors.matrices(&name("ffn_gate_up_exps.weight"));
     let mut stack = |part: &str| match tensors.matrices(&name(&format!("{part}_exps.weight"))) {
         Some(all) => Ok(all),
         None => (0..n).map(|i| tensors.matrix(&name(&format!("{part}.{i}.weight")))).collect(),
     };
-    let gate = if !c.arch.plain_experts { stack("ffn_gate")? } else { Vec::new() };
-    let (up, down) = (stack("ffn_up")?, stack("ffn_down")?);
+    let is_separate = fused.is_none() && !c.arch.plain_experts;
+    let gate = if is_separate { stack("ffn_gate")? } else { Vec::new() };
+    let up = if let Some(fused) = fused { fused } else { stack("ffn_up")? };
+    let down = stack("ffn_down")?;
     let biases = ["gate", "up", "down"].map(|part| tensors.optional(&name(&format!("ffn_{part}_exps.bias"))));
     let shared_gate = name("ffn_gate_inp_shexp");
     let shared = if tensors.has(&name("ffn_up_shexp.weight")) {
@@ -256,13 +308,25 @@ fn experts(
             false => None,
         };
         // a shared expert is never fused, so its width must not match `2 * n_ff`
-        Some(SharedExpert { gate, ffn: dense(tensors, usize::MAX / 2, "_shexp", name)? })
+        Some(SharedExpert { gate, ffn: dense(tensors, usize::MAX / 2, "_shexp", name)?, post_norm: None })
     } else if c.arch.dense_beside_experts && tensors.has(&name("ffn_up.weight")) {
-        Some(SharedExpert { gate: None, ffn: dense(tensors, n_ff, "", name)? })
+        Some(SharedExpert {
+            gate: None,
+            ffn: dense(tensors, n_ff, "", name)?,
+            post_norm: norm(tensors, &name("post_ffw_norm_1"))?,
+        })
     } else {
         None
     };
-    let input_norm = norm(tensors, &name("ffn_norm_exps"))?;
+    let input_norm = match norm(tensors, &name("ffn_norm_exps"))? {
+        None => norm(tensors, &name("pre_ffw_norm_2"))?,
+        norm => norm,
+    };
+    let router_norm = tensors.optional(&name("ffn_gate_inp.scale")).map(|mut weight| {
+        let factor = 1.0 / sqrt(c.n_embd as f32);
+        weight.iter_mut().for_each(|w| *w *= factor);
+        Norm { weight, bias: None, eps: None, width: c.n_embd }
+    });
     let selection_bias = tensors.optional(&name("exp_probs_b.bias"));
     let width = c.experts.map_or(c.n_embd, |e| e.width);
     let latent = if width != c.n_embd || tensors.has(&name("ffn_latent_down.weight")) {
@@ -278,6 +342,9 @@ fn experts(
         down,
         latent,
         input_norm,
+        router_norm,
+        post_norm: norm(tensors, &name("post_ffw_norm_2"))?,
+        output_scale: tensors.optional(&name("ffn_down_exps.scale")),
         biases,
         shared,
     })

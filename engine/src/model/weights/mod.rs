@@ -8,8 +8,9 @@ use alloc::vec::Vec;
 
 pub(super) use load::{linear, missing, norm, required_norm, transposed};
 
+use super::classifier::Classifier;
 use super::config::Config;
-pub use super::mixers::{ChannelMix, Recurrent};
+pub use super::mixers::{ChannelMix, LatentWeights, Recurrent};
 use crate::kernels::panel::{Matrix, PANEL};
 
 /// A matrix and its bias: `y = w x + b`.
@@ -67,8 +68,14 @@ pub struct Experts {
     pub down: Vec<Matrix>,
     /// Projections to and from the latent space that experts work in (width, n_embd), (n_embd, width).
     pub latent: Option<[Linear; 2]>,
-    /// Norm of the experts' input, where that is the layer's (n_embd).
+    /// Norm of the experts' input, where that is not the feed-forward's (n_embd).
     pub input_norm: Option<Norm>,
+    /// Norm of the router's input, where that is not the experts' (n_embd).
+    pub router_norm: Option<Norm>,
+    /// Norm after the experts (n_embd).
+    pub post_norm: Option<Norm>,
+    /// Factor on the output of each expert.
+    pub output_scale: Option<Vec<f32>>,
     /// Biases of gate, up and down: one row per expert.
     pub biases: [Option<Vec<f32>>; 3],
     /// An expert that all tokens go through.
@@ -81,6 +88,29 @@ pub struct SharedExpert {
     pub gate: Option<Linear>,
     /// Its feed-forward.
     pub ffn: Dense,
+    /// Norm after it (n_embd).
+    pub post_norm: Option<Norm>,
+}
+
+/// Embeddings of a layer: `x = x + norm(proj(act(gate x) * embedding))`.
+pub struct LayerEmbedding {
+    /// (n_embd_layer, n_embd)
+    pub gate: Linear,
+    /// (n_embd, n_embd_layer)
+    pub proj: Linear,
+    /// (n_embd)
+    pub norm: Norm,
+}
+
+/// Embeddings of all layers: `(norm(proj(x) / sqrt(n_embd)) + table[token] * sqrt(n_embd_layer)) / sqrt(2)`, where x is the
+/// token's embedding.
+pub struct LayerEmbeddings {
+    /// (n_vocab, n_layer * n_embd_layer)
+    pub table: Matrix,
+    /// (n_layer * n_embd_layer, n_embd)
+    pub proj: Linear,
+    /// (n_embd_layer)
+    pub norm: Norm,
 }
 
 /// The feed-forward of a layer.
@@ -101,6 +131,14 @@ pub struct AttentionWeights {
     /// then the gate of the output, if there is one (n_head or n_head * value_dim, n_embd). With
     /// [`Arch::gated_queries`](super::arch::Arch::gated_queries) each query head is followed by its gate.
     pub qkv: LinearGroup,
+    /// Offsets of keys and values in a row of `qkv`, where the layer has its own.
+    pub kv_at: [usize; 2],
+    /// Offset of the gate in a row of `qkv`.
+    pub gate_at: Option<usize>,
+    /// Whether values are copies of the keys before these are normalised and rotated.
+    pub values_from_keys: bool,
+    /// Norm of the heads of values.
+    pub v_norm: Option<Norm>,
     /// Norm before the output projection (n_head * value_dim).
     pub attn_sub_norm: Option<Norm>,
     /// Attention sinks (n_head).
@@ -117,8 +155,12 @@ pub struct AttentionWeights {
 pub enum Mixer {
     /// Attention.
     Attention(Box<AttentionWeights>),
+    /// Multi-head latent attention.
+    Latent(Box<LatentWeights>),
     /// A recurrent mixer.
     Recurrent(Recurrent),
+    /// A matrix (n_embd, n_embd) instead of attention.
+    Linear(Box<Linear>),
     /// Both on the same input; their outputs are added.
     Both(Box<(AttentionWeights, Recurrent)>),
     /// Nothing.
@@ -141,6 +183,10 @@ pub struct Layer {
     pub ffn: FeedForward,
     /// Norm after the feed-forward (n_embd).
     pub post_ffn_norm: Option<Norm>,
+    /// The layer's own embedding, which is added after the feed-forward.
+    pub embedding: Option<LayerEmbedding>,
+    /// Factor on the residual stream after the layer.
+    pub output_scale: Option<f32>,
     /// Order of norms, sub-layers and residual sums.
     pub order: ResidualOrder,
 }
@@ -182,6 +228,8 @@ pub struct Weights {
     pub positions: Option<Matrix>,
     /// Norm of the sum of embeddings (n_embd).
     pub embedding_norm: Option<Norm>,
+    /// Embeddings of the layers.
+    pub layer_embeddings: Option<LayerEmbeddings>,
     /// The layers, in order.
     pub layers: Vec<Layer>,
     /// Norm after the layers (n_embd).
@@ -194,6 +242,8 @@ pub struct Weights {
     pub rope_divisors: RopeDivisors,
     /// Projections of a pooled embedding (n_embd), applied in order.
     pub projections: Vec<Linear>,
+    /// Classification head of rerankers.
+    pub classifier: Option<Classifier>,
 }
 
 /// Rows of an output, padded to whole panels.
@@ -207,6 +257,12 @@ impl LinearGroup {
         let mut group = LinearGroup { linears: Vec::with_capacity(linears.len()), part_starts: Vec::new(), stride: 0 };
         linears.into_iter().for_each(|linear| group.push(linear));
         group
+    }
+
+    /// Adds a part of this many rows without a linear.
+    fn reserve(&mut self, rows: usize) {
+        self.part_starts.push(self.stride);
+        self.stride += padded(rows);
     }
 
     /// Adds a linear as a further part.
@@ -249,10 +305,13 @@ impl Layer {
     pub(in crate::model) fn matrices(&self) -> Vec<&Matrix> {
         let mut all: Vec<&Matrix> = match &self.mixer {
             Mixer::Attention(a) => a.matrices(),
+            Mixer::Latent(a) => a.matrices(),
             Mixer::Recurrent(r) => r.matrices(),
             Mixer::Both(both) => both.0.matrices().into_iter().chain(both.1.matrices()).collect(),
+            Mixer::Linear(linear) => vec![&linear.w],
             Mixer::None => Vec::new(),
         };
+        all.extend(self.embedding.iter().flat_map(|e| [&e.gate.w, &e.proj.w]));
         match &self.ffn {
             FeedForward::None => {}
             FeedForward::Dense(ffn) => all.extend(ffn.matrices()),
@@ -274,7 +333,9 @@ impl Weights {
     pub fn len_bytes(&self) -> usize {
         let outside = [Some(&self.embedding), self.token_types.as_ref(), self.positions.as_ref(), self.output.as_ref()];
         let layers = self.layers.iter().flat_map(Layer::matrices);
-        let projections = self.projections.iter().map(|projection| &projection.w);
+        let heads = self.classifier.iter().flat_map(Classifier::linears);
+        let projections = self.projections.iter().chain(heads).map(|projection| &projection.w);
+        let projections = projections.chain(self.layer_embeddings.iter().flat_map(|e| [&e.table, &e.proj.w]));
         outside.into_iter().flatten().chain(layers).chain(projections).map(Matrix::len_bytes).sum()
     }
 
@@ -286,6 +347,9 @@ impl Weights {
             let choice: usize = e.gate.iter().chain(&e.up).chain(&e.down).map(Matrix::len_bytes).sum();
             all - choice / experts.n * (experts.n - experts.n_used)
         };
-        self.output.as_ref().unwrap_or(&self.embedding).len_bytes() + self.layers.iter().map(layer).sum::<usize>()
+        let projection = self.layer_embeddings.as_ref().map_or(0, |e| e.proj.w.len_bytes());
+        self.output.as_ref().unwrap_or(&self.embedding).len_bytes()
+            + projection
+            + self.layers.iter().map(layer).sum::<usize>()
     }
 }
