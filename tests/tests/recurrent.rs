@@ -18,7 +18,7 @@ use starling_tests::architecture::recipe;
 use starling_tests::sequences::{run, same};
 
 /// A model of each kind of recurrent layer, alone or beside attention.
-const MODELS: [&str; 11] = [
+const MODELS: [&str; 12] = [
     "qwen35",
     "qwen3next",
     "lfm2",
@@ -30,6 +30,7 @@ const MODELS: [&str; 11] = [
     "rwkv6",
     "rwkv7",
     "arwkv7",
+    "kimi-linear",
 ];
 
 /// Models that were made, by name.

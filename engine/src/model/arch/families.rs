@@ -146,6 +146,8 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "rwkv6", aliases: FALCON, ..RWKV },
     Arch { name: "rwkv7", aliases: FALCON, ..RWKV },
     RWKV,
+    Arch { name: "kimi-linear", rotated: Rotated::None, ..BASE },
+    Arch { name: "bailingmoe3", positive_decay_factors: true, rope: Some(RopeStyle::Interleaved), ..RAW_EXPERTS },
     Arch { name: "jamba", normalised_experts: false, ..MAMBA },
     Arch { name: "falcon-h1", ..BASE },
     Arch { name: "granitehybrid", rotated: Rotated::IfFinetuned, ..GRANITE },
