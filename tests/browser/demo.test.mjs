@@ -411,6 +411,8 @@ test("models from a file and from a URL; what is wrong is said", async () => {
 
 for (const [colorScheme, viewport] of [
   ["light", { width: 1200, height: 900 }],
+  ["dark", { width: 1200, height: 900 }],
+  ["light", { width: 360, height: 720 }],
   ["dark", { width: 360, height: 720 }],
 ]) {
   test(`accessible and fitting: ${colorScheme}, ${viewport.width} px`, async () => {

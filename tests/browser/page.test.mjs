@@ -132,6 +132,45 @@ test("an answer can be stopped by its button and by Escape, and is kept as far a
   await close();
 });
 
+test("an answer that is left stays as far as it got, and one that is removed does not come back", async () => {
+  const { page, close } = await scripted({ answers: [RICH], delay: 20 });
+  await said(page, "is ready");
+  const kept = () => page.evaluate(() => JSON.parse(localStorage.getItem("starling-conversations") ?? "[]"));
+  const begin = async () => {
+    await page.fill("#message", "Go.");
+    await page.press("#message", "Enter");
+    await page.waitForFunction(() => /Walk/.test(document.querySelector(".assistant")?.textContent));
+  };
+  await begin();
+  assert.deepEqual((await kept())[0].nodes.map(({ role }) => role), ["user"]);
+  await page.click("#clear");
+  await said(page, "Stopped");
+  assert.match((await kept())[0].nodes[1].content, /^Walk/);
+  await begin();
+  await page.locator("#conversation-list li").first().hover();
+  await page.getByRole("button", { name: /^Remove/ }).first().click();
+  await said(page, "Stopped");
+  assert.equal((await kept()).length, 1);
+  assert.equal(await page.locator(".message").count(), 0);
+  await close();
+});
+
+test("conversations of the first version are read, and what is not one is left out", async () => {
+  const { page, close } = await scripted({ answers: [{ text: "Hi." }] });
+  await said(page, "is ready");
+  await page.evaluate(() => {
+    const messages = [{ role: "user", content: "Old question" }, { role: "assistant", content: "Old answer" }];
+    const broken = { id: "c", title: "Broken", nodes: [{ role: "user", content: "x", parent: 5 }], leaf: 0 };
+    const all = [{ id: "a", title: "Old", messages }, broken, null, { id: 3 }];
+    localStorage.setItem("starling-conversations", JSON.stringify(all));
+  });
+  await page.reload();
+  await said(page, "is ready");
+  assert.deepEqual(await page.locator("#conversation-list .open").allTextContents(), ["Old"]);
+  assert.equal((await body(page).textContent()).trim(), "Old answer");
+  await close();
+});
+
 test("tool calls are folded, and their results go to the model", async () => {
   const { page, server, close } = await scripted({ answers: [CALLING, { text: "It is cold." }] });
   await said(page, "is ready");
@@ -295,6 +334,27 @@ test("a long answer is drawn in less than half a frame", async () => {
   const [median, most] = [0.5, 0.95].map((share) => times[Math.floor(times.length * share)]);
   console.log(`drawing: ${median.toFixed(2)} ms, 95 % within ${most.toFixed(2)} ms`);
   assert.ok(median < 8.3, `${median} ms`);
+  await close();
+});
+
+test("an answer of 250 tokens a second is drawn at 60 frames a second", async () => {
+  const { page, close } = await scripted({ answers: [{ text: `${RICH.text}\n\n`.repeat(4) }], delay: 4 });
+  await said(page, "is ready");
+  await page.evaluate(() => {
+    globalThis.frames = [];
+    let last = performance.now();
+    const next = (now) => {
+      frames.push(now - last);
+      last = now;
+      requestAnimationFrame(next);
+    };
+    requestAnimationFrame(next);
+  });
+  await ask(page, "Go.");
+  const frames = (await page.evaluate(() => frames)).sort((a, b) => a - b);
+  const [median, most] = [0.5, 0.95].map((share) => frames[Math.floor(frames.length * share)]);
+  console.log(`${frames.length} frames: ${median.toFixed(1)} ms, 95 % within ${most.toFixed(1)} ms`);
+  assert.ok(median < 20, `${median} ms`);
   await close();
 });
 

@@ -69,13 +69,12 @@ export class Conversation {
     save("conversation.json", `{"messages":[\n${messages.join(",\n")}\n]}`);
   }
 
-  /** Keeps the conversation in this browser. */
-  #keep() {
-    const { nodes, leaf } = this.tree;
-    if (nodes.length > 0) {
-      const kept = nodes.map(({ view, ...node }) => node);
-      store.put({ id: this.id, title: nodes[0].content.slice(0, 80), nodes: kept, leaf });
-    }
+  /** Keeps a conversation in this browser, without an answer that has not ended. */
+  #keep(id = this.id, { nodes, leaf } = this.tree) {
+    const isRunning = nodes.at(-1)?.view?.isDone === false;
+    const kept = (isRunning ? nodes.slice(0, -1) : nodes).map(({ view, ...node }) => node);
+    const last = leaf < kept.length ? leaf : nodes[leaf].parent;
+    if (kept.length > 0) store.put({ id, title: kept[0].content.slice(0, 80), nodes: kept, leaf: last });
     this.drawList();
   }
 
@@ -107,7 +106,7 @@ export class Conversation {
   /** Generates an answer below `at`, beside those that are there. */
   async reply(at, seed) {
     if (!this.page.canWrite()) return;
-    const shown = this.tree;
+    const { id, tree: shown } = this;
     const before = shown.leaf;
     shown.leaf = at;
     const asked = this.messages;
@@ -141,8 +140,9 @@ export class Conversation {
       if (before >= 0 && before < shown.nodes.length) shown.leaf = before === index ? at : before;
       if (shown.leaf < at) shown.leaf = at;
     }
+    // unless it was removed
+    if (isShown || store.list().some((kept) => kept.id === id)) this.#keep(id, shown);
     if (!isShown) return;
-    this.#keep();
     const drawn = $("messages").querySelector(`[data-index="${index}"]`);
     if (shown.nodes[index] === reply) drawn?.replaceWith(this.#node(index));
     // the user may be editing another message
