@@ -184,6 +184,17 @@ pub struct TeiRank {
     pub text: Option<String>,
 }
 
+/// Response to a request with `documents`, or with `texts`.
+#[derive(Debug, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(untagged)]
+pub enum Reranked {
+    /// With `documents`.
+    Documents(RerankResponse),
+    /// With `texts`.
+    Texts(Vec<TeiRank>),
+}
+
 impl RerankPlan {
     /// Index, score and document of the results, the best first; of equal ones the first of the request.
     fn results(&mut self, scores: &[f32]) -> Vec<(usize, f32, Option<String>)> {
