@@ -38,6 +38,8 @@ async function visit(origin, options = {}) {
   return { page, close };
 }
 
+const readAxe = () => readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+
 const said = (page, text) =>
   page.waitForFunction((text) => document.getElementById("status").textContent.includes(text), text);
 
@@ -443,7 +445,7 @@ for (const [colorScheme, viewport] of [
       { colorScheme, viewport },
     );
     await said(page, "is ready");
-    const axe = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+    const axe = await readAxe();
     await page.evaluate(axe);
     const check = async (state) => {
       const { violations } = await page.evaluate(() =>
@@ -543,6 +545,18 @@ test("the page of the command chats, writes, and verifies", async () => {
     await page.check("#show-tokens");
     assert.equal(await page.locator("#answer .token").count(), 20);
     assert.equal(await page.isVisible("#write-receipt"), true);
+    // the reference
+    for (const colorScheme of ["light", "dark"]) {
+      await page.emulateMedia({ colorScheme });
+      await page.goto(`${origin}/docs`);
+      await page.locator("details").first().click();
+      await page.evaluate(await readAxe());
+      const { violations } = await page.evaluate(() => axe.run());
+      assert.deepEqual(
+        violations.map(({ id, nodes }) => [id, nodes.map((n) => n.html)]),
+        [],
+      );
+    }
     await close();
   } finally {
     server.kill();
