@@ -73,6 +73,15 @@ pub struct SnapshotOptions {
     pub every: Option<usize>,
 }
 
+impl SnapshotOptions {
+    /// [`SnapshotOptions::every`] with its default for `model`.
+    pub fn pages(&self, model: &Model, kv_type: KvType) -> usize {
+        let page = model.kv_layout(kv_type).page_bytes();
+        let every = self.every.unwrap_or_else(|| (model.state_bytes() / page).clamp(8, 128));
+        every.clamp(1, usize::MAX / PAGE)
+    }
+}
+
 impl EngineOptions {
     /// Slots for recurrent states of sequences and snapshots.
     fn n_states(&self, model: &Model) -> usize {
@@ -80,11 +89,10 @@ impl EngineOptions {
         self.max_seqs.saturating_add(self.snapshots.max.unwrap_or(default))
     }
 
-    /// Tokens from one snapshot to the next in a long prompt.
-    fn snapshot_tokens(&self, model: &Model) -> usize {
-        let page = model.kv_layout(self.kv_type).page_bytes();
-        let every = self.snapshots.every.unwrap_or_else(|| (model.state_bytes() / page).clamp(8, 128));
-        every.clamp(1, usize::MAX / PAGE) * PAGE
+    /// Bytes of the recurrent states of sequences and snapshots, which are beside [`EngineOptions::kv_bytes`]; 0 for a
+    /// model without recurrent layers.
+    pub fn state_bytes(&self, model: &Model) -> usize {
+        self.n_states(model).saturating_mul(model.state_bytes())
     }
 
     /// Bytes of the KV pages for `tokens` tokens of `model`.
@@ -138,7 +146,7 @@ impl Engine {
         }
         let mut arena = KvArena::new(layout, n_pages, fingerprint)?;
         let is_recurrent = model.config.recurrent.is_some();
-        let snapshot_tokens = is_recurrent.then(|| options.snapshot_tokens(&model));
+        let snapshot_tokens = is_recurrent.then(|| options.snapshots.pages(&model, options.kv_type) * PAGE);
         if is_recurrent {
             arena.reserve_states(model.config.state_len(), options.n_states(&model))?;
         }
@@ -442,7 +450,7 @@ impl Engine {
         let n_plain: usize = plan.iter().map(|p| p.n_tokens).sum();
         let cost = (self.costs.at(n_tokens) + spent) / self.costs.at(n_plain);
         self.decode_rows = plan.iter().all(|p| p.n_tokens == 1).then_some(n_tokens);
-        let layout = *self.arena.layout();
+        let layout = self.arena.layout().clone();
         let Ok(memory) = self.arena.memory_mut(&layout) else { return 0 };
         let runs: Vec<Run<'_>> = plan
             .iter()

@@ -52,6 +52,9 @@ pub fn run(model_args: &ModelArgs, args: &InspectArgs) -> Result<(), Failure> {
         let page = config.kv_layout(KvType::F16).page_bytes();
         writeln!(out, "keys and values: {} bytes per token (f16)", page / PAGE)?;
         writeln!(out, "recurrent state: {} bytes per sequence", config.state_bytes())?;
+        if let Some(unused) = load::unused_layers(&config, &shards) {
+            writeln!(out, "{unused}")?;
+        }
     }
     let mut types: Vec<(&str, u64, u64)> = Vec::new();
     for t in &tensors {

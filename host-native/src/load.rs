@@ -8,7 +8,7 @@ use starling::draft::check_draft_model;
 use starling::error::LoadError;
 use starling::gguf::{Gguf, GgufSet, ShardName};
 use starling::kernels::Cpu;
-use starling::model::{Model, ModelLoader};
+use starling::model::{Config, Model, ModelLoader};
 use starling::pool::Pool;
 use starling::receipt::split_sha256;
 
@@ -165,6 +165,9 @@ pub fn model(args: &ModelArgs, pool: &dyn Pool) -> Result<Model, Failure> {
     let set = joined_headers(&files)?;
     warn_of_missing_pretokenizer(&path(args), &set.shards()[0]);
     let mut loader = ModelLoader::new(set.shards()).map_err(wrong)?;
+    if let Some(unused) = unused_layers(loader.config(), set.shards()) {
+        tracing::info!("{}: {unused}", path(args).display());
+    }
     let bytes: Vec<&[u8]> = files.iter().map(|f| &f[..]).collect();
     let total: usize = bytes.iter().map(|b| b.len()).sum();
     let progress = match total > SLOW_BYTES {
@@ -182,6 +185,15 @@ pub fn model(args: &ModelArgs, pool: &dyn Pool) -> Result<Model, Failure> {
         model.max_scratch_bytes = usize::try_from(bytes.0).unwrap_or(usize::MAX);
     }
     Ok(model)
+}
+
+/// Names the layers that the model has and the engine does not use, if there are any.
+pub fn unused_layers(config: &Config, shards: &[Gguf<'_>]) -> Option<String> {
+    let tensors = shards.iter().flat_map(|gguf| gguf.tensors()).filter(|tensor| config.is_unused(tensor.name));
+    let (n, bytes) = tensors.fold((0, 0), |(n, bytes), tensor| (n + 1, bytes + tensor.len_bytes));
+    let (first, end) = (config.n_layer(), config.n_layer() + config.n_nextn);
+    let names = if end - first == 1 { format!("blk.{first}") } else { format!("blk.{first} to blk.{}", end - 1) };
+    (n > 0).then(|| format!("unused: {names} (multi-token prediction, NextN), {n} tensors, {bytes} bytes"))
 }
 
 /// Warns if a byte-level BPE vocabulary names no pre-tokenizer: the default may not be the model's.

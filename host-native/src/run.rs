@@ -167,6 +167,10 @@ pub fn engine(
         let [page, draft_page] = [model, draft].map(|m| EngineOptions::kv_bytes_of(m, kv_type, 1) as u128);
         left = (u128::from(left) * page / (page + draft_page)) as u64;
     }
+    if model.state_bytes() > 0 {
+        // snapshots of recurrent states take as much as the pages
+        left /= 2;
+    }
     let options = EngineOptions {
         kv_type,
         n_ctx,

@@ -21,7 +21,8 @@ impl Session {
     /// If the loader computed no digest.
     pub(crate) fn track_pages(&mut self) -> Result<PageFormat, Error> {
         self.digest()?;
-        self.engine.track_new_pages(true);
+        // without snapshots, pages of a model with recurrent layers are of no use
+        self.engine.track_new_pages(self.engine.exported_snapshot_bytes() == 0);
         Ok(PageFormat {
             namespace: Hex(self.engine.page_namespace()).to_string(),
             page_bytes: self.engine.exported_page_bytes(),

@@ -34,7 +34,8 @@ GROUPS = {
     " tls-client-ca tls-client-required cors-origins require-signature signature-window sign-responses",
     "Models": "model model-name models-dir aliases memory autoload load load-wait load-queue pin idle-timeout weight share"
     " chat-template tool-call-format reasoning-format",
-    "Engine": "threads isa kv-type working-memory ctx-size max-seqs batch-tokens prefill-chunk embed-tokens kv-memory seed"
+    "Engine": "threads isa kv-type working-memory ctx-size max-seqs batch-tokens prefill-chunk embed-tokens kv-memory snapshot-memory"
+    " snapshot-interval seed"
     " draft-max draft-min-acceptance draft-model",
     "Workers and faults": "workers cpu-affinity strategy stall-timeout breaker-faults breaker-window breaker-open memory-pressure"
     " fault-injection",

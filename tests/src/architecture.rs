@@ -33,7 +33,7 @@ pub struct Recipe {
 }
 
 /// A tensor and how its values are drawn.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[allow(missing_docs)]
 pub struct TensorRecipe {
     pub name: String,
@@ -143,6 +143,34 @@ impl TensorRecipe {
 }
 
 impl Recipe {
+    /// Adds a layer that predicts a further token (NextN): a copy of the last one, and tensors of its own.
+    ///
+    /// # Panics
+    /// If the recipe has no `block_count`.
+    pub fn add_nextn_layer(&mut self) {
+        let count = format!("{}.block_count", self.arch);
+        let (_, _, blocks) = self.metadata.iter_mut().find(|(key, ..)| *key == count).expect("a number of layers");
+        let n = blocks.as_u64().expect("a number");
+        *blocks = (n + 1).into();
+        for (_, kind, value) in &mut self.metadata {
+            if let Some(all) = value.as_array_mut().filter(|all| kind.starts_with("ARRAY") && all.len() as u64 == n) {
+                all.extend(all.last().cloned());
+            }
+        }
+        self.metadata.push((format!("{}.nextn_predict_layers", self.arch), "UINT32".into(), 1.into()));
+        let (last, new) = (format!("blk.{}.", n - 1), format!("blk.{n}."));
+        let copies = self.tensors.iter().filter_map(|t| Some((t.clone(), t.name.strip_prefix(&last)?)));
+        let copies: Vec<_> = copies.map(|(t, part)| TensorRecipe { name: format!("{new}{part}"), ..t }).collect();
+        self.tensors.extend(copies);
+        let width = self.n_embd as u64;
+        for (part, shape) in [("eh_proj", vec![2 * width, width]), ("enorm", vec![width]), ("hnorm", vec![width])] {
+            let is_matrix = shape.len() > 1;
+            let rule = if is_matrix { "matrix" } else { "norm" }.into();
+            let name = format!("{new}nextn.{part}.weight");
+            self.tensors.push(TensorRecipe { name, shape, rule, gain: 1.0, lo: 0.0, hi: 0.0, w: is_matrix });
+        }
+    }
+
     /// The GGUF file with matrices of a type. Rows that are no whole number of blocks become F16.
     ///
     /// # Panics

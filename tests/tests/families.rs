@@ -2,6 +2,10 @@
 
 use starling::gguf::{Gguf, GgufWriter, TensorInfo, Value};
 use starling::kernels::Cpu;
+use starling::model::Model;
+use starling::pool::Inline;
+use starling::quant::Dtype;
+use starling_tests::architecture::recipe;
 use starling_tests::reference::{self, Piece, changed, whole};
 
 const IDS: [u32; 9] = [1, 7, 33, 250, 17, 3, 99, 120, 12];
@@ -157,9 +161,9 @@ fn rows_without_a_token_are_announced() {
     changed(file, &[(key, fewer), ("llama.vocab_size", Value::U32(rows))], &whole).expect("a padded vocabulary");
 }
 
-/// Numbers that differ by layer, and arrays of another length than `block_count`, are refused.
+/// Numbers that differ by layer are those of each layer; arrays of another length than `block_count` are refused.
 #[test]
-fn numbers_that_differ_by_layer_are_refused() {
+fn arrays_have_a_number_per_layer() {
     for key in ["llama.attention.head_count", "llama.attention.head_count_kv", "llama.feed_forward_length"] {
         let mut w = GgufWriter::new();
         w.u32_array("same", &[2, 2]).expect("valid");
@@ -173,11 +177,40 @@ fn numbers_that_differ_by_layer_are_refused() {
             changed("llama-gqa-untied-f16.gguf", &[(key, *value)], &whole).err().map(|error| error.to_string())
         };
         let refusal = error("other").expect("a refusal");
-        assert!(refusal.contains(key) && refusal.contains("values that differ"), "{refusal}");
+        assert!(refusal.contains("head_count") || refusal.contains("blk."), "{refusal}");
         for (name, found) in [("short", "an array of 1 element"), ("long", "an array of 3 elements")] {
             let refusal = error(name).expect("a refusal");
             assert!(refusal.contains(found) && refusal.contains("block_count"), "{refusal}");
         }
-        assert!(!error("same").unwrap_or_default().contains("values that differ"), "{key}");
+        assert!(!error("same").unwrap_or_default().contains(key), "{key}");
     }
+}
+
+/// Layers that predict further tokens (NextN) are left out: the logits are those of the file without them.
+#[test]
+fn nextn_layers_are_left_out() {
+    for name in ["glm4moe", "exaone-moe", "qwen35", "qwen3next", "bailingmoe2", "hy_v3"] {
+        let load = |bytes: &[u8]| Model::load(bytes, &Inline).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let mut recipe = recipe(name);
+        let ids = recipe.prompts[0].clone();
+        let logits = |model: &Model| reference::logits(model, Cpu::detect(), &ids);
+        let plain = load(&recipe.file(Dtype::F32));
+        recipe.add_nextn_layer();
+        let other = load(&recipe.file(Dtype::F32));
+        assert_eq!((plain.config.n_layer(), other.config.n_nextn), (other.config.n_layer(), 1), "{name}");
+        assert_eq!(logits(&plain), logits(&other), "{name}");
+        // without the key they are refused, by name
+        recipe.metadata.retain(|(key, ..)| !key.ends_with("nextn_predict_layers"));
+        let refusal = Model::load(&recipe.file(Dtype::F32), &Inline).err().expect("a refusal").to_string();
+        assert!(refusal.contains("nextn"), "{name}: {refusal}");
+    }
+}
+
+/// A file has layers besides those that predict further tokens.
+#[test]
+fn nextn_layers_are_fewer_than_all() {
+    let mut recipe = recipe("glm4moe");
+    recipe.metadata.push(("glm4moe.nextn_predict_layers".into(), "UINT32".into(), 3.into()));
+    let refusal = Model::load(&recipe.file(Dtype::F32), &Inline).err().expect("a refusal").to_string();
+    assert!(refusal.contains("nextn_predict_layers") && refusal.contains("0 to 2"), "{refusal}");
 }

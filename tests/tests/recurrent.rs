@@ -18,7 +18,20 @@ use starling_tests::architecture::recipe;
 use starling_tests::sequences::{run, same};
 
 /// A model of each kind of recurrent layer, alone or beside attention.
-const MODELS: [&str; 7] = ["qwen35", "qwen3next", "lfm2", "granitehybrid", "falcon-h1", "mamba2", "jamba"];
+const MODELS: [&str; 12] = [
+    "qwen35",
+    "qwen3next",
+    "lfm2",
+    "granitehybrid",
+    "falcon-h1",
+    "mamba2",
+    "jamba",
+    "minimax-01",
+    "rwkv6",
+    "rwkv7",
+    "arwkv7",
+    "kimi-linear",
+];
 
 /// Models that were made, by name.
 static MADE: Mutex<Vec<(&str, Arc<Model>)>> = Mutex::new(Vec::new());
@@ -78,8 +91,11 @@ fn a_second_turn_resumes_from_a_snapshot() {
         assert_eq!(same(&seen), same(&cold), "{name}");
         // the last token of the first answer was never computed
         assert_eq!(seen[0].n_cached, (70 + 40 - 1) / PAGE * PAGE, "{name}");
-        let stats = warm.kv_stats();
-        assert!(stats.snapshot_bytes > 0 && stats.snapshot_bytes <= stats.state_bytes, "{name}");
+        let states = warm.kv_stats().states;
+        assert_eq!(states.snapshot_bytes, states.n_snapshots * model.state_bytes(), "{name}");
+        assert!(states.n_snapshots > 0 && states.in_use_bytes == 0, "{name}: {states:?}");
+        assert!(states.committed_bytes <= states.reserved_bytes, "{name}: {states:?}");
+        assert_eq!(states.hits, 1, "{name}");
     }
 }
 
@@ -114,6 +130,47 @@ fn exported_pages_carry_the_state() {
         let last = damaged.len() - 20;
         damaged[last] ^= 1;
         assert_eq!(engine(&model, 1, 64, 40).import_pages(&damaged), Err(PageError::Checksum), "{name}");
+    }
+}
+
+/// What an engine reports as new is enough for another to continue: pages one by one, a snapshot in pieces.
+#[test]
+fn new_pages_and_snapshots_move_to_another_engine() {
+    for name in MODELS {
+        let model = model(name);
+        let mut a = engine(&model, 1, 64, 40);
+        a.track_new_pages(true);
+        let first = prompt(50, 1);
+        let seen = run(&mut a, &[request(&first, 40, 1)], 0).remove(0);
+        let second: Vec<u32> = first.iter().copied().chain(seen.answer.iter().map(|(token, _)| *token)).collect();
+        let keys = a.page_keys(&second, 0);
+        let pages: Vec<_> = std::iter::from_fn(|| a.take_new_page()).collect();
+        let snapshots: Vec<_> = std::iter::from_fn(|| a.take_new_snapshot()).collect();
+        // the end of the prompt, and of the answer, whose last token was never computed
+        assert_eq!(snapshots.iter().map(|s| s.n_tokens).collect::<Vec<_>>(), [48, 80], "{name}");
+        assert_eq!(a.n_resumable_pages(&keys), 5, "{name}");
+
+        let mut b = engine(&model, 1, 64, 40);
+        for page in &pages {
+            b.import_page(&a.export_page(&page.key).expect("cached")).expect("a page");
+        }
+        assert_eq!((b.n_cached_pages(&keys), b.n_resumable_pages(&keys)), (5, 0), "{name}");
+        let record = b.exported_page_bytes();
+        for snapshot in &snapshots {
+            let bytes = a.export_snapshot(&snapshot.key).expect("cached");
+            assert_eq!(bytes.len(), b.exported_snapshot_bytes(), "{name}");
+            let mut damaged = bytes.clone();
+            damaged[bytes.len() / 2] ^= 2;
+            assert!(b.import_pages(&damaged).is_err(), "{name}");
+            for part in bytes.chunks(3 * record) {
+                b.import_pages(part).expect("a part");
+            }
+        }
+        assert_eq!(b.n_resumable_pages(&keys), 5, "{name}");
+        assert_eq!(b.take_new_snapshot(), None, "{name}");
+        let seen = [&mut a, &mut b].map(|engine| run(engine, &[request(&second, 9, 2)], 0).remove(0));
+        assert_eq!((seen[0].n_cached, seen[1].n_cached), (80, 80), "{name}");
+        assert_eq!(same(&seen[..1]), same(&seen[1..]), "{name}");
     }
 }
 

@@ -61,6 +61,9 @@ impl ActiveRequest {
         if self.ring.is_none() {
             arena.publish(&self.pages, &self.tokens[..self.n_computed], self.request.cache_salt);
         }
+        if let Some(end) = self.tail_snapshot {
+            arena.note_snapshot(&self.tokens[..end], self.request.cache_salt);
+        }
         arena.release(mem::take(&mut self.pages));
         (self.n_computed, self.n_published, self.tail_snapshot) = (0, 0, None);
     }
@@ -86,6 +89,9 @@ impl ActiveRequest {
         }
         let is_kept = is_regular || end <= self.n_prompt;
         arena.snapshot(&self.pages, &self.tokens[..end], self.request.cache_salt);
+        if is_kept {
+            arena.note_snapshot(&self.tokens[..end], self.request.cache_salt);
+        }
         if let Some(last) = self.tail_snapshot.take() {
             arena.drop_snapshot(&self.pages, last);
         }

@@ -8,8 +8,8 @@ use crate::kernels::attention::PAGE;
 use crate::kv::{NewPage, PageError, PageKey};
 
 impl Engine {
-    /// Serialises the cached pages of the longest cached prefix of `tokens`, for [`Engine::import_pages`]; empty if no
-    /// page is cached.
+    /// Serialises the cached pages of the longest cached prefix of `tokens`, and its last snapshot, for
+    /// [`Engine::import_pages`]; empty if no page is cached.
     pub fn export_pages(&self, tokens: &[u32], cache_salt: u64) -> Vec<u8> {
         self.arena.export_prefix(tokens, cache_salt)
     }
@@ -25,6 +25,12 @@ impl Engine {
         self.arena.n_cached(keys)
     }
 
+    /// Number of leading keys after whose pages a prompt continues. With recurrent layers these may be fewer than are
+    /// cached: those up to the last snapshot.
+    pub fn n_resumable_pages(&self, keys: &[PageKey]) -> usize {
+        self.arena.n_resumable(keys)
+    }
+
     /// Digest of numerics version, model and KV layout, which all pages of this engine have in common.
     pub fn page_namespace(&self) -> [u8; 32] {
         self.arena.namespace()
@@ -35,16 +41,33 @@ impl Engine {
         self.arena.exported_bytes()
     }
 
-    /// Sets whether pages that enter the prefix cache are noted for [`Engine::take_new_page`]; off at construction.
-    /// Forgets those noted so far.
+    /// Sets whether pages and snapshots that enter the prefix cache are noted for [`Engine::take_new_page`] and
+    /// [`Engine::take_new_snapshot`]; off at construction. Forgets those noted so far.
     pub fn track_new_pages(&mut self, is_tracking: bool) {
-        self.arena.track_new_pages(is_tracking && !self.arena.has_states());
+        self.arena.track_new_pages(is_tracking);
     }
 
-    /// The oldest page that has entered the prefix cache by computation, was not taken before, and is still cached. `None` for
-    /// models with recurrent layers: without a snapshot a page is of no use.
+    /// The oldest page that has entered the prefix cache by computation, was not taken before, and is still cached.
     pub fn take_new_page(&mut self) -> Option<NewPage> {
-        if self.arena.has_states() { None } else { self.arena.take_new_page() }
+        self.arena.take_new_page()
+    }
+
+    /// The page of the oldest snapshot of recurrent states that was not taken before and is still cached: at the ends of
+    /// prompts and at intervals in long ones, and the last one of an answer when the request ends. A prompt continues only
+    /// from a snapshot, so a host that keeps pages of models with recurrent layers keeps snapshots too.
+    pub fn take_new_snapshot(&mut self) -> Option<NewPage> {
+        self.arena.take_new_snapshot()
+    }
+
+    /// Serialises the snapshot of a page, as records of [`Engine::exported_page_bytes`] bytes: [`Engine::import_pages`] takes
+    /// them, several at a time, in order, once the page is imported. `None` if there is no snapshot.
+    pub fn export_snapshot(&self, key: &PageKey) -> Option<Vec<u8>> {
+        self.arena.export_state_of(key)
+    }
+
+    /// Bytes of an exported snapshot; 0 for a model without recurrent layers.
+    pub fn exported_snapshot_bytes(&self) -> usize {
+        self.arena.exported_state_bytes()
     }
 
     /// Adds the full pages of running requests to the prefix cache. Without this call they enter it when the prompt is

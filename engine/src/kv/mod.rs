@@ -26,10 +26,11 @@ use thiserror::Error;
 pub use key::PageKey;
 pub use new_pages::NewPage;
 pub use page::PageError;
+pub use snapshots::StateStats;
 
 use crate::error::RequestError;
 use crate::kernels::attention::KvMemory;
-pub use crate::kernels::attention::{KvLayout, PAGE};
+pub use crate::kernels::attention::{KvHeads, KvLayout, PAGE};
 use new_pages::NewPages;
 use snapshots::{Snapshot, StateSlots};
 
@@ -94,10 +95,8 @@ pub struct KvStats {
     pub misses: u64,
     /// Pages evicted from the tree.
     pub evictions: u64,
-    /// Bytes of all slots for recurrent states; 0 for a model without recurrent layers.
-    pub state_bytes: usize,
-    /// Bytes of the slots that hold snapshots.
-    pub snapshot_bytes: usize,
+    /// Recurrent states; all 0 for a model without recurrent layers.
+    pub states: StateStats,
 }
 
 /// State of a page.
@@ -173,8 +172,8 @@ impl KvArena {
         let mut free = Vec::new();
         free.try_reserve_exact(n_pages as usize)?;
         Ok(KvArena {
-            layout,
             root: key::root(&layout, &fingerprint),
+            layout,
             fingerprint,
             memory,
             pages,
@@ -199,8 +198,9 @@ impl KvArena {
     /// [`TryReserveError`] if the memory cannot be reserved; the arena has not changed.
     pub(crate) fn renew(&mut self) -> Result<(), TryReserveError> {
         let n_pages = u32::try_from(self.n_pages()).unwrap_or(u32::MAX);
-        let mut new = KvArena::new(self.layout, n_pages, self.fingerprint)?;
+        let mut new = KvArena::new(self.layout.clone(), n_pages, self.fingerprint)?;
         new.reserve_states(self.memory.states.slot_len(), self.memory.states.n_slots())?;
+        new.states.keep_counters(&self.states);
         let (hits, misses, evictions) = (self.hits, self.misses, self.evictions + self.tree.len() as u64);
         let new_pages = self.new_pages.renewed();
         *self = KvArena { hits, misses, evictions, new_pages, ..new };
@@ -223,7 +223,7 @@ impl KvArena {
     /// [`LayoutMismatch`] if the arena has another layout.
     pub fn memory_mut(&mut self, layout: &KvLayout) -> Result<&mut KvMemory, LayoutMismatch> {
         if *layout != self.layout {
-            return Err(LayoutMismatch { found: *layout, expected: self.layout });
+            return Err(LayoutMismatch { found: layout.clone(), expected: self.layout.clone() });
         }
         Ok(&mut self.memory)
     }
@@ -245,6 +245,7 @@ impl KvArena {
     pub fn record_lookup(&mut self, tokens: &[u32], n_cached: usize) {
         let (all, found) = (tokens.len().saturating_sub(1) / PAGE, n_cached / PAGE);
         self.hits += found as u64;
+        self.record_state_lookup(found > 0);
         self.misses += all.saturating_sub(found) as u64;
     }
 
@@ -375,7 +376,6 @@ impl KvArena {
     pub fn stats(&self) -> KvStats {
         let (page_bytes, n_pages) = (self.layout.page_bytes(), self.pages.len());
         let cached = self.pages.iter().filter(|p| p.refs == 0 && p.node.is_some()).count();
-        let (state_bytes, snapshot_bytes) = self.state_bytes();
         KvStats {
             n_pages,
             page_bytes,
@@ -388,8 +388,7 @@ impl KvArena {
             hits: self.hits,
             misses: self.misses,
             evictions: self.evictions,
-            state_bytes,
-            snapshot_bytes,
+            states: self.state_stats(),
         }
     }
 

@@ -43,10 +43,11 @@ impl NewPages {
 }
 
 impl KvArena {
-    /// Sets whether pages that enter the tree are noted for [`KvArena::take_new_page`]; off in a new arena. Forgets those
-    /// noted so far.
+    /// Sets whether pages and snapshots that enter the tree are noted for [`KvArena::take_new_page`] and
+    /// [`KvArena::take_new_snapshot`]; off in a new arena. Forgets those noted so far.
     pub fn track_new_pages(&mut self, is_tracking: bool) {
         self.new_pages = NewPages { is_tracking, ..self.new_pages.renewed() };
+        self.states.track(is_tracking);
     }
 
     /// The page that entered the tree first among those not yet taken, if it is still there. Imported pages are not new.

@@ -8,7 +8,7 @@ use alloc::collections::{BTreeMap, TryReserveError};
 use alloc::vec::Vec;
 
 use super::state_records::PartialState;
-use super::{KvArena, PAGE, SeqPages};
+use super::{KvArena, NewPage, PAGE, PageKey, SeqPages};
 use crate::kernels::recurrent::StateMemory;
 
 /// A snapshot of a page.
@@ -17,6 +17,8 @@ pub(super) struct Snapshot {
     slot: u32,
     /// Value of the counter at its last use.
     last_used: u64,
+    /// Its key in [`StateSlots::new`], until it is taken.
+    serial: Option<u64>,
 }
 
 /// Slots that are not in use, and the order of the snapshots.
@@ -27,6 +29,45 @@ pub(super) struct StateSlots {
     by_use: BTreeMap<u64, u32>,
     now: u64,
     pub(super) partial: Option<PartialState>,
+    /// Pages of the snapshots not yet handed to the host, in order. Empty unless they are tracked.
+    new: BTreeMap<u64, u32>,
+    next_serial: u64,
+    is_tracking: bool,
+    hits: u64,
+    evictions: u64,
+}
+
+/// Memory and counters of recurrent states.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StateStats {
+    /// Bytes of all slots.
+    pub reserved_bytes: usize,
+    /// Bytes of the slots used at least once.
+    pub committed_bytes: usize,
+    /// Bytes of the slots that sequences have.
+    pub in_use_bytes: usize,
+    /// Bytes of the slots that snapshots have.
+    pub snapshot_bytes: usize,
+    /// Number of snapshots.
+    pub n_snapshots: usize,
+    /// Prompts that began with the state of a snapshot.
+    pub hits: u64,
+    /// Snapshots that gave their slot to another state.
+    pub evictions: u64,
+}
+
+impl StateSlots {
+    /// Goes on with the counters of other slots.
+    pub(super) fn keep_counters(&mut self, other: &StateSlots) {
+        (self.hits, self.evictions) = (other.hits, other.evictions);
+        self.is_tracking = other.is_tracking;
+    }
+
+    /// Sets whether noted snapshots are kept for [`KvArena::take_new_snapshot`].
+    pub(super) fn track(&mut self, is_tracking: bool) {
+        self.is_tracking = is_tracking;
+        self.new.clear();
+    }
 }
 
 impl KvArena {
@@ -46,10 +87,24 @@ impl KvArena {
         self.memory.states.n_slots() > 0
     }
 
-    /// Bytes of all state slots and of those that have snapshots.
-    pub(super) fn state_bytes(&self) -> (usize, usize) {
-        let slot = self.memory.states.slot_len() * size_of::<f32>();
-        (self.memory.states.n_slots() * slot, self.states.by_use.len() * slot)
+    /// Memory and counters of the states.
+    pub(super) fn state_stats(&self) -> StateStats {
+        let (memory, states) = (&self.memory.states, &self.states);
+        let (slot, n_snapshots) = (memory.slot_len() * size_of::<f32>(), states.by_use.len());
+        StateStats {
+            reserved_bytes: memory.n_slots() * slot,
+            committed_bytes: memory.committed_bytes(),
+            in_use_bytes: (memory.n_slots() - states.free.len() - n_snapshots) * slot,
+            snapshot_bytes: n_snapshots * slot,
+            n_snapshots,
+            hits: states.hits,
+            evictions: states.evictions,
+        }
+    }
+
+    /// Counts a prompt that began with the state of a snapshot.
+    pub(super) fn record_state_lookup(&mut self, is_found: bool) {
+        self.states.hits += u64::from(is_found && self.has_states());
     }
 
     /// Gives a new sequence a state: that after the longest prefix of its pages that has a snapshot, whose further pages
@@ -148,7 +203,7 @@ impl KvArena {
         self.states.now += 1;
         let last_used = self.states.now;
         if let Some(node) = &mut self.pages[page as usize].node {
-            node.snapshot = Some(Snapshot { slot, last_used });
+            node.snapshot = Some(Snapshot { slot, last_used, serial: None });
         }
         self.states.by_use.insert(last_used, page);
     }
@@ -165,8 +220,42 @@ impl KvArena {
         let node = self.pages[page as usize].node.as_mut();
         if let Some(snapshot) = node.and_then(|n| n.snapshot.take()) {
             self.states.by_use.remove(&snapshot.last_used);
+            snapshot.serial.map(|serial| self.states.new.remove(&serial));
             self.states.free.push(snapshot.slot);
         }
+    }
+
+    /// Notes the snapshot after `tokens`, if there is one, for [`KvArena::take_new_snapshot`].
+    pub fn note_snapshot(&mut self, tokens: &[u32], salt: u64) {
+        if !self.states.is_tracking || tokens.is_empty() {
+            return;
+        }
+        let page = self.cached_prefix(tokens, salt).nth((tokens.len() / PAGE).wrapping_sub(1));
+        let Some(page) = page else { return };
+        let node = self.pages[page as usize].node.as_mut();
+        if let Some(snapshot) = node.and_then(|n| n.snapshot.as_mut()).filter(|s| s.serial.is_none()) {
+            self.states.next_serial += 1;
+            snapshot.serial = Some(self.states.next_serial);
+            self.states.new.insert(self.states.next_serial, page);
+        }
+    }
+
+    /// The page of the snapshot that was noted first among those not yet taken and still there.
+    pub fn take_new_snapshot(&mut self) -> Option<NewPage> {
+        let (_, page) = self.states.new.pop_first()?;
+        let node = self.pages[page as usize].node.as_mut()?;
+        node.snapshot.as_mut()?.serial = None;
+        Some(NewPage { key: node.key, n_tokens: node.position as usize + PAGE })
+    }
+
+    /// Number of leading keys after whose pages a prompt can continue: with recurrent states, up to the last snapshot.
+    pub fn n_resumable(&self, keys: &[PageKey]) -> usize {
+        let pages = keys.iter().map_while(|key| self.tree.get(key));
+        if !self.has_states() {
+            return pages.count();
+        }
+        let has_snapshot = |page: u32| self.pages[page as usize].node.as_ref().is_some_and(|n| n.snapshot.is_some());
+        pages.zip(1..).filter(|(page, _)| has_snapshot(**page)).last().map_or(0, |(_, n)| n)
     }
 
     fn touch_snapshot(&mut self, page: u32) {
@@ -185,6 +274,7 @@ impl KvArena {
         if self.states.free.is_empty() {
             let (_, &page) = self.states.by_use.first_key_value()?;
             self.free_snapshot(page);
+            self.states.evictions += 1;
         }
         self.states.free.pop()
     }

@@ -35,6 +35,17 @@ impl KvArena {
         (self.exported_bytes() - HEADER - CHECKSUM) / 4
     }
 
+    /// Bytes of an exported snapshot; 0 without recurrent states.
+    pub fn exported_state_bytes(&self) -> usize {
+        self.memory.states.slot_len().div_ceil(self.record_floats()).saturating_mul(self.exported_bytes())
+    }
+
+    /// Serialises the snapshot of the page with this key, for [`KvArena::import_prefix`]; `None` if there is none.
+    pub fn export_state_of(&self, key: &PageKey) -> Option<Vec<u8>> {
+        let page = self.tree.get(key)?;
+        Some(self.export_state(*page)).filter(|bytes| !bytes.is_empty())
+    }
+
     /// Serialises the snapshot of a page; empty if it has none.
     pub(super) fn export_state(&self, page: u32) -> Vec<u8> {
         let Some(node) = &self.pages[page as usize].node else { return Vec::new() };

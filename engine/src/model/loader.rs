@@ -75,6 +75,11 @@ impl WeightLoader {
         Ok(loader)
     }
 
+    /// The configuration that the tensors were checked against.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
     /// Loads all tensors from whole files in memory, in shard order. `packed` is called with a file index and a byte
     /// range that is no longer needed, every few MiB, so that a host can release mapped pages.
     ///
@@ -160,7 +165,7 @@ impl WeightLoader {
         let weights = Weights::new(&mut tensors, &self.config)?;
         // ignoring a tensor would compute another model than the file describes
         match tensors.first_unused() {
-            Some(name) => Err(roles::conflict(name)),
+            Some(name) => Err(roles::conflict(name, &self.config)),
             None => Ok((self.config, weights)),
         }
     }

@@ -1,63 +1,48 @@
 //! The line of the access log, written when a response has ended.
 
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
-use axum::body::{Body, Bytes};
 use axum::response::Response;
-use hyper::body::{Frame, SizeHint};
 use tracing::Span;
 
+use super::response_end::on_end;
 use super::state::Caller;
 
 /// Logs a request when the last byte of its response has been taken, or the client has gone.
 pub fn logged(response: Response, span: Span, start: Instant, caller: Option<Caller>) -> Response {
     let status = response.status().as_u16();
-    response.map(|inner| {
-        let is_complete = hyper::body::Body::is_end_stream(&inner);
-        Body::new(LoggedBody { inner, span, start, caller, status, is_complete })
+    on_end(response, move |is_complete| {
+        let _entered = span.enter();
+        log(status, start, caller.as_ref(), is_complete);
     })
 }
 
-struct LoggedBody {
-    inner: Body,
-    span: Span,
-    start: Instant,
-    caller: Option<Caller>,
-    status: u16,
-    is_complete: bool,
-}
-
-impl Drop for LoggedBody {
-    fn drop(&mut self) {
-        let _entered = self.span.enter();
-        let (status, end) = (self.status, Instant::now());
-        let ms = significant((end - self.start).as_secs_f64() * 1000.0);
-        let usage = self.caller.as_ref().map(|caller| &caller.usage);
-        let [prompt_tokens, cached_tokens, tokens] = usage.map(|usage| usage.tokens()).unwrap_or_default();
-        let outcome = usage.and_then(|usage| usage.outcome());
-        if prompt_tokens == 0 {
-            let outcome = if self.is_complete { None } else { Some("cancelled") };
-            return tracing::info!(status, ms, outcome, "request finished");
-        }
-        let first = usage.and_then(|usage| usage.first_token());
-        let first_token_ms = first.map(|first| significant((first - self.start).as_secs_f64() * 1000.0));
-        let decode = first.map(|first| (end - first).as_secs_f64()).filter(|_| tokens > 1);
-        let tokens_per_second = decode.map(|seconds| significant((tokens - 1) as f64 / seconds.max(1e-9)));
-        let finish = outcome.unwrap_or(if self.is_complete { "complete" } else { "cancelled" });
-        tracing::info!(
-            status,
-            ms,
-            prompt_tokens,
-            cached_tokens,
-            tokens,
-            first_token_ms,
-            tokens_per_second,
-            finish,
-            "request finished"
-        );
+fn log(status: u16, start: Instant, caller: Option<&Caller>, is_complete: bool) {
+    let end = Instant::now();
+    let ms = significant((end - start).as_secs_f64() * 1000.0);
+    let usage = caller.map(|caller| &caller.usage);
+    let [prompt_tokens, cached_tokens, tokens] = usage.map(|usage| usage.tokens()).unwrap_or_default();
+    let outcome = usage.and_then(|usage| usage.outcome());
+    if prompt_tokens == 0 {
+        let outcome = if is_complete { None } else { Some("cancelled") };
+        return tracing::info!(status, ms, outcome, "request finished");
     }
+    let first = usage.and_then(|usage| usage.first_token());
+    let first_token_ms = first.map(|first| significant((first - start).as_secs_f64() * 1000.0));
+    let decode = first.map(|first| (end - first).as_secs_f64()).filter(|_| tokens > 1);
+    let tokens_per_second = decode.map(|seconds| significant((tokens - 1) as f64 / seconds.max(1e-9)));
+    let finish = outcome.unwrap_or(if is_complete { "complete" } else { "cancelled" });
+    tracing::info!(
+        status,
+        ms,
+        prompt_tokens,
+        cached_tokens,
+        tokens,
+        first_token_ms,
+        tokens_per_second,
+        finish,
+        "request finished"
+    );
 }
 
 /// A number with three significant digits, or all digits before the decimal point.
@@ -71,28 +56,6 @@ fn significant(x: f64) -> f64 {
     };
     let scale = f64::from(10_u32.pow(digits));
     (x * scale).round() / scale
-}
-
-impl hyper::body::Body for LoggedBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let frame = ready!(Pin::new(&mut self.inner).poll_frame(context));
-        self.is_complete |= frame.is_none() || self.inner.is_end_stream();
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
-    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
+use starling::kv::StateStats;
 use utoipa::ToSchema;
 
 use super::api::error::{ApiError, ErrorBody, HttpError, json};
@@ -217,6 +218,43 @@ pub struct KvMemory {
     pub page_hits: u64,
     /// Pages looked up in the prefix cache and not found.
     pub page_misses: u64,
+    /// Recurrent states, of models with recurrent layers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub states: Option<StateMemory>,
+}
+
+/// Memory of recurrent states, and of their snapshots in the prefix cache.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct StateMemory {
+    /// Bytes for all states.
+    pub reserved_bytes: usize,
+    /// Bytes used at least once.
+    pub committed_bytes: usize,
+    /// Bytes held by running requests.
+    pub in_use_bytes: usize,
+    /// Bytes of snapshots.
+    pub snapshot_bytes: usize,
+    /// Number of snapshots.
+    pub snapshots: usize,
+    /// Prompts that continued from a snapshot.
+    pub snapshot_hits: u64,
+    /// Snapshots evicted for other states.
+    pub snapshot_evictions: u64,
+}
+
+impl StateMemory {
+    /// `None` for a model without recurrent layers.
+    fn new(states: &StateStats) -> Option<StateMemory> {
+        (states.reserved_bytes > 0).then_some(StateMemory {
+            reserved_bytes: states.reserved_bytes,
+            committed_bytes: states.committed_bytes,
+            in_use_bytes: states.in_use_bytes,
+            snapshot_bytes: states.snapshot_bytes,
+            snapshots: states.n_snapshots,
+            snapshot_hits: states.hits,
+            snapshot_evictions: states.evictions,
+        })
+    }
 }
 
 /// Which model's statistics are meant.
@@ -269,6 +307,7 @@ pub async fn stats(
             evictions: kv.evictions,
             page_hits: kv.hits,
             page_misses: kv.misses,
+            states: StateMemory::new(&kv.states),
         },
         totals: instance.metrics.totals(),
     };

@@ -26,8 +26,8 @@ use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use super::api::error::{ApiError, HttpError, quoted};
 use super::api::{
-    anthropic, chat, completions, embeddings, execute, generate, llama_server, models, ollama, receipts, responses,
-    slots, stored, tei, tokenize,
+    anthropic, chat, completions, embeddings, execute, generate, llama_server, models, ollama, receipts, rerank,
+    responses, slots, stored, stored_responses, tei, tokenize,
 };
 use super::auth::Hosts;
 use super::config::{Live, Settings};
@@ -85,6 +85,8 @@ fn public_routes() -> Router<Arc<Server>> {
         .route("/v1/completions", post(completions::completions))
         .route("/v1/responses", post(responses::responses))
         .route("/v1/responses/input_tokens", post(responses::input_tokens))
+        .route("/v1/responses/{response_id}", get(stored_responses::retrieve).delete(stored_responses::delete))
+        .route("/v1/responses/{response_id}/input_items", get(stored_responses::input_items))
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/models", get(models::models))
         .route("/v1/models/{*id}", get(models::model))
@@ -130,6 +132,12 @@ fn public_routes() -> Router<Arc<Server>> {
         .route("/props", get(llama_server::props))
         .route("/lora-adapters", get(llama_server::lora_adapters))
         .route("/v1/chat/completions/input_tokens", post(llama_server::chat_input_tokens))
+        // Jina, Cohere, llama-server and Text Embeddings Inference
+        .route("/v1/rerank", post(rerank::rerank))
+        .route("/v2/rerank", post(rerank::rerank))
+        .route("/v1/reranking", post(rerank::rerank))
+        .route("/rerank", post(rerank::rerank))
+        .route("/reranking", post(rerank::rerank))
         // Text Embeddings Inference
         .route("/embed", post(tei::embed))
         .route("/info", get(tei::info))

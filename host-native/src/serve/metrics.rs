@@ -134,6 +134,11 @@ families! {
     kv_usage: Family<Labels, Real>, "kv_usage_ratio" or "vllm:kv_cache_usage_perc",
         "Share of the KV cache held by running requests, 0 to 1";
     evictions: Family<Labels, Counter>, "kv_evictions", "KV pages evicted from the prefix cache";
+    recurrent_bytes: Family<Labels, Gauge>, "recurrent_state_bytes",
+        "Memory of recurrent states by state: reserved, committed, in use by requests, snapshots; in bytes";
+    snapshots: Family<Labels, Gauge>, "state_snapshots", "Snapshots of recurrent states in the prefix cache";
+    snapshot_hits: Family<Labels, Counter>, "state_snapshot_hits", "Prompts that continued from a snapshot";
+    snapshot_evictions: Family<Labels, Counter>, "state_snapshot_evictions", "Snapshots evicted for other recurrent states";
     preemptions: Family<Labels, Counter>, "preemptions" or "vllm:num_preemptions",
         "Requests preempted for lack of KV pages";
     draft_tokens: Family<Labels, Counter>, "draft_tokens" or "vllm:spec_decode_num_draft_tokens",
@@ -363,7 +368,7 @@ mod tests {
         let model = m.model(&"m".into());
         m.describe_cache("m", 12);
         model.first_token(Duration::from_millis(3));
-        model.evicted(3);
+        model.kv_counted(&KvStats { evictions: 3, ..KvStats::default() }, &KvStats::default());
         model.set(&snapshot());
         let open = m.openmetrics();
         assert!(open.ends_with("# EOF\n"));

@@ -8,7 +8,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use starling::engine::FinishReason;
-use starling::kv::KvStats;
+use starling::kv::{KvStats, StateStats};
 
 use super::metrics::{Families, Labels, Real};
 use super::queue::Failed;
@@ -93,8 +93,15 @@ pub fn sum(a: KvStats, b: KvStats) -> KvStats {
         hits: a.hits + b.hits,
         misses: a.misses + b.misses,
         evictions: a.evictions + b.evictions,
-        state_bytes: a.state_bytes + b.state_bytes,
-        snapshot_bytes: a.snapshot_bytes + b.snapshot_bytes,
+        states: StateStats {
+            reserved_bytes: a.states.reserved_bytes + b.states.reserved_bytes,
+            committed_bytes: a.states.committed_bytes + b.states.committed_bytes,
+            in_use_bytes: a.states.in_use_bytes + b.states.in_use_bytes,
+            snapshot_bytes: a.states.snapshot_bytes + b.states.snapshot_bytes,
+            n_snapshots: a.states.n_snapshots + b.states.n_snapshots,
+            hits: a.states.hits + b.states.hits,
+            evictions: a.states.evictions + b.states.evictions,
+        },
     }
 }
 
@@ -109,6 +116,10 @@ pub struct ModelMetrics {
     worker_faults: Family<Labels, Counter>,
     depth: Family<Labels, Gauge>,
     kv_bytes: Family<Labels, Gauge>,
+    recurrent_bytes: Family<Labels, Gauge>,
+    snapshots: Family<Labels, Gauge>,
+    snapshot_hits: Family<Labels, Counter>,
+    snapshot_evictions: Family<Labels, Counter>,
     workers: Family<Labels, Gauge>,
     texts_waiting: Gauge,
     waiting: Gauge,
@@ -158,6 +169,10 @@ impl ModelMetrics {
             worker_faults: f.worker_faults.clone(),
             depth: f.depth.clone(),
             kv_bytes: f.kv_bytes.clone(),
+            recurrent_bytes: f.recurrent_bytes.clone(),
+            snapshots: f.snapshots.clone(),
+            snapshot_hits: f.snapshot_hits.clone(),
+            snapshot_evictions: f.snapshot_evictions.clone(),
             workers: f.workers.clone(),
             texts_waiting: f.texts_waiting.get_or_create_owned(&model),
             waiting: f.waiting.get_or_create_owned(&model),
@@ -216,6 +231,24 @@ impl ModelMetrics {
             self.kv_bytes.get_or_create(&self.model.clone().and("state", state)).set(bytes as i64);
         }
         self.kv_usage.set(snapshot.kv_usage());
+        self.set_states(&kv.states);
+    }
+
+    /// Sets the gauges of recurrent states; a model without recurrent layers has none.
+    fn set_states(&self, states: &StateStats) {
+        if states.reserved_bytes == 0 {
+            return;
+        }
+        let uses = [
+            ("reserved", states.reserved_bytes),
+            ("committed", states.committed_bytes),
+            ("in_use", states.in_use_bytes),
+            ("snapshots", states.snapshot_bytes),
+        ];
+        for (state, bytes) in uses {
+            self.recurrent_bytes.get_or_create(&self.model.clone().and("state", state)).set(bytes as i64);
+        }
+        self.snapshots.get_or_create(&self.model).set(states.n_snapshots as i64);
     }
 
     /// Sets the gauge of loaded models; `weight_bytes` is 0 if the model is not loaded.
@@ -339,8 +372,15 @@ impl ModelMetrics {
         self.preemptions.inc();
     }
 
-    pub fn evicted(&self, n_pages: u64) {
-        self.evictions.inc_by(n_pages);
+    /// Counts what has happened in a KV cache since the statistics `before`.
+    pub fn kv_counted(&self, now: &KvStats, before: &KvStats) {
+        self.evictions.inc_by(now.evictions.saturating_sub(before.evictions));
+        if now.states.reserved_bytes > 0 {
+            let (hits, evictions) = (now.states.hits, now.states.evictions);
+            self.snapshot_hits.get_or_create(&self.model).inc_by(hits.saturating_sub(before.states.hits));
+            let evicted = self.snapshot_evictions.get_or_create(&self.model);
+            evicted.inc_by(evictions.saturating_sub(before.states.evictions));
+        }
     }
 
     pub fn embedded(&self, texts: usize, tokens: usize) {

@@ -323,6 +323,26 @@ fn a_session_continues_with_the_bytes_of_one_text() {
     assert_eq!(fs::read(&other).expect("a session"), saved);
 }
 
+/// The state of recurrent layers is in the file.
+#[test]
+fn a_session_of_a_model_with_recurrent_layers_continues() {
+    let (path, model) = (temp("session-recurrent"), fixture("reference/qwen35-f32.gguf"));
+    let _ = fs::remove_file(&path);
+    let turn = |prompt: &str| {
+        let run = ["run", prompt, "-m", &model, "--session", &path, "--draft-max", "0"];
+        ok(&[&run[..], &["--temp", "0", "-n", "40", "--ignore-eos", "--json"]].concat()).json()
+    };
+    let first = turn(&"Once upon a time ".repeat(8));
+    let saved = fs::read(&path).expect("a session");
+    let second = turn(" and the dog");
+    let known = first["timings"]["prompt_tokens"].as_u64().expect("a number") + 39;
+    assert_eq!(second["timings"]["cached_tokens"], known / 16 * 16, "{second}");
+    // damaged: computed again
+    fs::write(&path, [&saved[..saved.len() - 90], &[7; 90]].concat()).expect("a file");
+    let again = turn(" and the dog");
+    assert_eq!((&again["ids"], &again["timings"]["cached_tokens"]), (&second["ids"], &0.into()));
+}
+
 #[test]
 fn a_session_keeps_a_chat() {
     let path = temp("session-chat");

@@ -71,9 +71,14 @@ impl Managed {
     }
 
     pub(crate) fn send(&self, method: &str, path: &str, body: &Value) -> Response {
+        self.send_to(method, &format!("/admin/{path}"), body)
+    }
+
+    /// The response of any endpoint.
+    pub(crate) fn send_to(&self, method: &str, path: &str, body: &Value) -> Response {
         let key = format!("Bearer {KEY}");
         let headers = [("authorization", key.as_str()), ("content-type", "application/json")];
-        self.server.send(method, &format!("/admin/{path}"), &headers, body.to_string().as_bytes())
+        self.server.send(method, path, &headers, body.to_string().as_bytes())
     }
 
     /// The JSON of a response that must have status 200.
@@ -102,6 +107,15 @@ impl Managed {
 /// A request for a greedy completion without end tokens.
 pub(crate) fn completion(model: &str, prompt: &str, max_tokens: usize) -> Value {
     json!({ "model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true })
+}
+
+/// Tokens of a greedy completion of `n` tokens after a prompt in tokens, and the number of prompt tokens from the cache.
+pub(crate) fn continued(server: &Server, model: &str, prompt: &[u64], n: usize) -> (Vec<u64>, u64) {
+    let request = json!({ "model": model, "prompt": prompt, "n_predict": n, "temperature": 0, "ignore_eos": true,
+                          "return_tokens": true });
+    let answer = server.ok("/completion", &request);
+    let tokens = answer["tokens"].as_array().expect("tokens").iter().map(|token| token.as_u64().expect("a token"));
+    (tokens.collect(), answer["tokens_cached"].as_u64().expect("a number"))
 }
 
 /// The text of a completion.

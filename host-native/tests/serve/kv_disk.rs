@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::admin_client::{Directory, Managed, completion, reference, text};
+use crate::admin_client::{Directory, Managed, completion, continued, reference, text};
 use crate::server::Server;
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -395,4 +395,83 @@ fn a_model_that_is_not_loaded_is_invalidated_by_name() {
         assert_eq!((refused.status, &refused.json()["error"]["code"]), (409, &json!("model_not_loaded")));
     }
     server.ok("POST", "caches/invalidate", &json!({}));
+}
+
+/// With recurrent layers, snapshots of their states are on disk too. Whatever is done to them, answers have the same bytes.
+#[test]
+fn recurrent_states_outlive_a_killed_server() {
+    const MODEL: &str = "qwen35-f32";
+    let model = reference(MODEL);
+    let args = ["-m", &model, "--draft-max", "0"];
+    let ask = |server: &Server, prompt: &[u64]| continued(server, MODEL, prompt, 24);
+    let first: Vec<u64> = (0..210).map(|i| i * i * 31 % 300 + 20).collect();
+    let directory = Directory::new();
+    let server = start(&directory, &args);
+    let (answer, _) = ask(&server.server, &first);
+    let second: Vec<u64> = first.iter().copied().chain(answer).chain([33, 44, 55]).collect();
+    // the last token of the answer was never input
+    let n_pages = (first.len() as u64 + 23) / PAGE;
+    // snapshots at the ends of prompt and answer
+    server.wait("caches", |caches| {
+        caches["kv_disk"]["pages"].as_u64() >= Some(n_pages + 2) && caches["kv_disk"]["queued_bytes"] == 0
+    });
+    // SIGKILL
+    drop(server);
+    let (expected, none) = ask(&Server::start(&[&args[..], &["--ctx-size", "1024"]].concat()), &second);
+    assert_eq!(none, 0);
+    let whole: Vec<(PathBuf, Vec<u8>)> =
+        files(&directory).into_iter().map(|file| (file.clone(), fs::read(file).expect("a file"))).collect();
+    let is_snapshot = |bytes: &[u8]| bytes[4096..].starts_with(b"STKVSTAT");
+    let snapshots: Vec<_> = whole.iter().filter(|(_, bytes)| is_snapshot(bytes)).collect();
+    assert_eq!(whole.len() - snapshots.len(), n_pages as usize);
+
+    let restart = |name: &str, is_hit: bool, refused: &[&str]| {
+        let server = start(&directory, &[&args[..], &["--workers", "2"]].concat());
+        let (answer, n_cached) = ask(&server.server, &second);
+        assert_eq!(answer, expected, "{name}");
+        let caches = server.ok("GET", "caches", &json!({}));
+        assert_eq!(n_cached, if is_hit { n_pages * PAGE } else { 0 }, "{name}: {caches}");
+        let found: Vec<_> = caches["kv_disk"]["refused"].as_object().expect("an object").keys().collect();
+        assert_eq!(found, refused, "{name}: {caches}");
+        let metrics = server.server.get("/metrics").text();
+        let hits = format!("starling_state_snapshot_hits_total{{model_name=\"{MODEL}\"}} {}\n", u64::from(is_hit));
+        assert!(metrics.contains(&hits), "{name}: {metrics}");
+        assert!(metrics.contains("starling_recurrent_state_bytes{"), "{metrics}");
+        // now from memory
+        assert_eq!(ask(&server.server, &second).0, expected, "{name}");
+    };
+    restart("killed", true, &[]);
+    type Damage<'a> = (&'a str, &'a dyn Fn(&Path, &[u8]), &'a [&'a str]);
+    let damages: [Damage<'_>; 4] = [
+        ("gone", &|file, _| fs::remove_file(file).expect("a file"), &[]),
+        (
+            "bit",
+            &|file, bytes| {
+                let mut bytes = bytes.to_vec();
+                let at = bytes.len() - 50;
+                bytes[at] ^= 1;
+                fs::write(file, bytes).expect("a file");
+            },
+            &["block_checksum"],
+        ),
+        ("truncated", &|file, bytes| fs::write(file, &bytes[..bytes.len() - 9]).expect("a file"), &["size"]),
+        (
+            "exchanged",
+            &|file, bytes| {
+                let other = snapshots.iter().find(|(_, other)| other != bytes).expect("two snapshots");
+                fs::write(file, &other.1).expect("a file");
+            },
+            &["identity"],
+        ),
+    ];
+    for (name, damage, refused) in damages {
+        fs::remove_dir_all(directory.path().join("kv")).expect("a directory");
+        drop(start(&directory, &args));
+        for (file, bytes) in &whole {
+            fs::create_dir_all(file.parent().expect("a directory")).expect("a directory");
+            fs::write(file, bytes).expect("a file");
+        }
+        snapshots.iter().for_each(|(file, bytes)| damage(file, bytes));
+        restart(name, false, refused);
+    }
 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::json;
 
-use crate::admin_client::{Directory, completion, reference, text};
+use crate::admin_client::{Directory, completion, continued, reference, text};
 use crate::server::Server;
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -67,6 +67,28 @@ fn a_slot_is_saved_and_restored() {
     let without = Server::start(&[]);
     ask(&without, "x");
     assert_eq!(without.post("/slots/0?action=save", &file).status, 501);
+}
+
+/// A slot of a model with recurrent layers has their state.
+#[test]
+fn a_slot_has_recurrent_states() {
+    const MODEL: &str = "qwen35-f32";
+    let directory = Directory::new();
+    let (path, model) = (directory.path().to_str().expect("a path"), reference(MODEL));
+    let args = ["-m", &model, "--slot-save-path", path, "--draft-max", "0"];
+    let file = json!({ "filename": "dog.slot" });
+    let mut prompt: Vec<u64> = (0..70).map(|i| i * i * 31 % 300 + 20).collect();
+    let server = Server::start(&args);
+    let (answer, _) = continued(&server, MODEL, &prompt, 20);
+    let saved = server.ok("/slots/0?action=save", &file);
+    prompt.extend(answer);
+    prompt.extend([33, 44]);
+    let expected = continued(&Server::start(&args), MODEL, &prompt, 20);
+    assert_eq!(expected.1, 0);
+    let server = Server::start(&args);
+    let restored = server.ok("/slots/0?action=restore", &file);
+    assert_eq!((&restored["n_restored"], &restored["n_read"]), (&json!(80), &saved["n_written"]));
+    assert_eq!(continued(&server, MODEL, &prompt, 20), (expected.0, 80));
 }
 
 #[test]

@@ -4,9 +4,10 @@
 //! make-model SHAPE MIX OUT.gguf [--seed N]
 //! ```
 //!
-//! SHAPE is one of [`SHAPES`], MIX a name that llama.cpp's quantiser knows ([`Mix`]). The same arguments give the same
+//! SHAPE is one of [`SHAPES`] or of the files in `shapes`, MIX a name that llama.cpp's quantiser knows ([`Mix`]). The same arguments give the same
 //! bytes on every machine. The file is a valid model with a working tokenizer; its output is noise.
 
+mod described;
 mod encoder;
 mod vocab;
 mod weights;
@@ -20,6 +21,11 @@ use std::process::ExitCode;
 use starling::gguf::{GgufWriter, Value};
 use starling::quant::Dtype;
 use starling::quant::mix::{Mix, ModelShape, SourceTensor, tensor_types};
+
+use described::Description;
+
+/// Names and sizes of tensors, row length first, in file order.
+type TensorList = Vec<(String, Vec<u64>)>;
 
 /// Family and sizes of a model; the output matrix is the token embedding.
 struct Shape {
@@ -184,28 +190,69 @@ fn run(args: &[String]) -> Result<(), Box<dyn Error>> {
         [shape, mix, out, flag, seed] if flag == "--seed" => (shape, mix, out, seed.parse()?),
         _ => return Err(usage().into()),
     };
-    let shape = SHAPES.iter().find(|s| s.name == shape).ok_or_else(usage)?;
     let mix = Mix::from_name(mix).ok_or_else(usage)?;
-    let is_encoder = shape.arch == "bert";
-    let tensors = if is_encoder { encoder::tensors(shape) } else { tensors(shape) };
-    let types = types(shape, mix, &tensors);
-
     let mut writer = GgufWriter::new();
-    metadata(&mut writer, shape, mix)?;
+    let (tensors, facts) = match Description::find(shape) {
+        Some(described) => described_model(&mut writer, shape, &described?, mix)?,
+        None => {
+            let shape = SHAPES.iter().find(|s| s.name == shape).ok_or_else(usage)?;
+            model(&mut writer, shape, mix)?
+        }
+    };
+    write(writer, &tensors, &types(&facts, mix, &tensors), out, seed)
+}
+
+/// Adds the metadata of a described shape.
+fn described_model(
+    writer: &mut GgufWriter,
+    name: &str,
+    shape: &Description,
+    mix: Mix,
+) -> Result<(TensorList, ModelShape), Box<dyn Error>> {
+    general(writer, &shape.arch, name, mix)?;
+    shape.metadata(writer)?;
+    writer.str("tokenizer.chat_template", CHAT_TEMPLATE)?;
+    vocab::write(writer, shape.n_vocab as usize)?;
+    Ok((shape.tensors(), shape.model_shape()))
+}
+
+/// Adds the metadata of a shape.
+fn model(writer: &mut GgufWriter, shape: &Shape, mix: Mix) -> Result<(TensorList, ModelShape), Box<dyn Error>> {
+    general(writer, shape.arch, shape.name, mix)?;
+    sizes(writer, shape)?;
+    let facts = ModelShape {
+        n_layers: shape.n_layers,
+        n_heads: shape.n_heads,
+        n_kv_heads: shape.n_kv_heads,
+        n_experts: shape.n_experts,
+        importance: false,
+    };
+    let is_encoder = shape.arch == "bert";
     if is_encoder {
-        encoder::metadata(&mut writer)?;
-        vocab::write_word_pieces(&mut writer, shape.n_vocab as usize)?;
+        encoder::metadata(writer)?;
+        vocab::write_word_pieces(writer, shape.n_vocab as usize)?;
+        Ok((encoder::tensors(shape), facts))
     } else {
-        decoder_metadata(&mut writer, shape)?;
-        vocab::write(&mut writer, shape.n_vocab as usize)?;
+        decoder_metadata(writer, shape)?;
+        vocab::write(writer, shape.n_vocab as usize)?;
+        Ok((tensors(shape), facts))
     }
-    for ((name, dims), dtype) in tensors.iter().zip(&types) {
+}
+
+fn write(
+    mut writer: GgufWriter,
+    tensors: &[(String, Vec<u64>)],
+    types: &[Dtype],
+    out: &str,
+    seed: u64,
+) -> Result<(), Box<dyn Error>> {
+    for ((name, dims), dtype) in tensors.iter().zip(types) {
         writer.tensor(name, *dtype, dims)?;
     }
     let mut file = BufWriter::new(File::create(out)?);
     file.write_all(&writer.header())?;
     for ((name, dims), dtype) in tensors.iter().zip(types) {
-        let data = weights::tensor(name, dtype, dims, seed)?;
+        let data = weights::tensor(name, *dtype, dims, seed)?;
         file.write_all(&data)?;
         file.write_all(&vec![0; writer.padding(data.len() as u64)])?;
     }
@@ -214,18 +261,22 @@ fn run(args: &[String]) -> Result<(), Box<dyn Error>> {
 }
 
 fn usage() -> String {
-    let shapes: Vec<&str> = SHAPES.iter().map(|s| s.name).collect();
+    let shapes: Vec<&str> = SHAPES.iter().map(|s| s.name).chain(described::names()).collect();
     let mixes: Vec<&str> = Mix::all().map(Mix::name).collect();
     format!("SHAPE MIX OUT.gguf [--seed N]\nshapes: {}\nmixtures: {}", shapes.join(" "), mixes.join(" "))
 }
 
-fn metadata(w: &mut GgufWriter, shape: &Shape, mix: Mix) -> Result<(), Box<dyn Error>> {
-    w.str("general.architecture", shape.arch)?;
-    w.str("general.name", &format!("random {}", shape.name))?;
+fn general(w: &mut GgufWriter, arch: &str, name: &str, mix: Mix) -> Result<(), Box<dyn Error>> {
+    w.str("general.architecture", arch)?;
+    w.str("general.name", &format!("random {name}"))?;
     w.str("general.description", "random weights, for measurements only")?;
     for (key, value) in [("general.quantization_version", 2), ("general.file_type", mix.file_type())] {
         w.metadata(key, &Value::U32(value))?;
     }
+    Ok(())
+}
+
+fn sizes(w: &mut GgufWriter, shape: &Shape) -> Result<(), Box<dyn Error>> {
     let key = |name: &str| format!("{}.{name}", shape.arch);
     for (name, value) in [
         ("block_count", shape.n_layers),
@@ -264,7 +315,7 @@ fn decoder_metadata(w: &mut GgufWriter, shape: &Shape) -> Result<(), Box<dyn Err
 }
 
 /// Names and sizes (row length first) in file order.
-fn tensors(shape: &Shape) -> Vec<(String, Vec<u64>)> {
+fn tensors(shape: &Shape) -> TensorList {
     let [width, ff, experts] = [shape.width, shape.ff_width, shape.n_experts].map(u64::from);
     let [head, q_width, kv_width] =
         [1, shape.n_heads, shape.n_kv_heads].map(|n| u64::from(n) * u64::from(shape.head_dim));
@@ -300,7 +351,7 @@ fn tensors(shape: &Shape) -> Vec<(String, Vec<u64>)> {
     all
 }
 
-fn types(shape: &Shape, mix: Mix, tensors: &[(String, Vec<u64>)]) -> Vec<Dtype> {
+fn types(facts: &ModelShape, mix: Mix, tensors: &[(String, Vec<u64>)]) -> Vec<Dtype> {
     let sources: Vec<SourceTensor<'_>> = tensors
         .iter()
         .map(|(name, dims)| SourceTensor {
@@ -309,12 +360,5 @@ fn types(shape: &Shape, mix: Mix, tensors: &[(String, Vec<u64>)]) -> Vec<Dtype> 
             dims: [0, 1, 2, 3].map(|i| dims.get(i).copied().unwrap_or(1)),
         })
         .collect();
-    let facts = ModelShape {
-        n_layers: shape.n_layers,
-        n_heads: shape.n_heads,
-        n_kv_heads: shape.n_kv_heads,
-        n_experts: shape.n_experts,
-        importance: false,
-    };
-    tensor_types(mix, &facts, &sources)
+    tensor_types(mix, facts, &sources)
 }

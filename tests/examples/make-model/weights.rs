@@ -7,14 +7,20 @@ use starling::quant::{Dtype, QuantError, quantise};
 /// Rows quantised at a time: bounds the memory for F32 values.
 const ROWS: usize = 32;
 
-/// The data of a tensor; biases are all zeros, other vectors (the norms) all ones.
+/// The data of a tensor: biases are all zeros, norms and other vectors all ones, decay rates of recurrent layers all -1.
 pub(crate) fn tensor(name: &str, dtype: Dtype, dims: &[u64], seed: u64) -> Result<Vec<u8>, QuantError> {
     let k = dims[0] as usize;
     let n_rows = dims[1..].iter().product::<u64>() as usize;
     let row_bytes = dtype.row_bytes(dims[0]).ok_or(QuantError::Length { dtype, elements: k, bytes: 0 })? as usize;
     let mut data = vec![0; row_bytes * n_rows];
-    if dims.len() == 1 {
-        quantise(dtype, &vec![if name.ends_with(".bias") { 0.0 } else { 1.0 }; k], &mut data)?;
+    let constant = match name {
+        _ if name.ends_with(".bias") => Some(0.0),
+        _ if name.ends_with("ssm_a") => Some(-1.0),
+        _ if dims.len() == 1 || name.ends_with("_norm.weight") => Some(1.0),
+        _ => None,
+    };
+    if let Some(x) = constant {
+        quantise(dtype, &vec![x; k * n_rows], &mut data)?;
         return Ok(data);
     }
     let key = name.bytes().fold(mix(seed), |key, b| mix(key ^ u64::from(b)));

@@ -24,6 +24,7 @@ use super::embeddings::embed_inputs;
 use super::error::{ApiError, ErrorBody, HttpError, json};
 use super::options::sampling;
 use super::text::{TextPrompt, TextRequest, start_text};
+use super::writes::Writes;
 
 /// Continue a prompt.
 ///
@@ -94,7 +95,8 @@ async fn answer(
         response_fields: completion.response_fields,
     };
     let size = if logprobs.is_requested { usize::MAX } else { 0 };
-    let delivery = Delivery { framing: text.options.is_stream().then_some(Framing::ServerSentEvents), size };
+    let framing = text.options.is_stream().then_some(Framing::ServerSentEvents);
+    let delivery = Delivery { framing, size, writes: Writes::default() };
     let writer = LlamaWriter::new(plan, &text.head, SystemClock { start: caller.arrival });
     respond(&text.instance, text.updates, writer, delivery, LlamaWriter::into_response).await
 }

@@ -104,7 +104,9 @@ settings! {
     draft_min_acceptance "draft-min-acceptance" f32 = DRAFT_MIN_ACCEPTANCE, "X" in 0.0..=1.0, "Minimum share of draft tokens expected to be accepted; fewer tokens are drafted if it would be lower" per model;
     draft_model "draft-model" Option<PathBuf> = None, "MODEL", "Smaller model with the same vocabulary, as --model takes it, which drafts tokens that prompt and answer do not predict" per model;
     embed_tokens "embed-tokens" usize = 2048, "N" in 1.0..=1_048_576.0, "Maximum tokens of a batch of texts to embed, and of one such text" per model;
-    kv_memory "kv-memory" Option<Bytes> = None, "BYTES", "KV cache size, e.g. 512MiB or 4GiB [default: full contexts for max-seqs sequences, at most half of the memory left beside the weights]" per model;
+    kv_memory "kv-memory" Option<Bytes> = None, "BYTES", "KV cache size, recurrent states included, e.g. 512MiB or 4GiB [default: full contexts for max-seqs sequences, at most half of the memory left beside the weights]" per model;
+    snapshot_memory "snapshot-memory" Option<Bytes> = None, "BYTES", "Part of kv-memory for snapshots of recurrent states, from which prompts with a known prefix continue; 0: none. Only for models with recurrent layers [default: room for one per snapshot-interval]" per model;
+    snapshot_interval "snapshot-interval" Option<usize> = None, "N" in 16.0..=16_777_216.0, "Tokens of a long prompt from one snapshot of recurrent states to the next, rounded up to a multiple of 16 [default: as many as take the memory of a snapshot, from 128 to 2048]" per model;
     temperature "temperature" Option<f32> = None, "T" in 0.0..=2.0, "Sampling temperature of requests that give none [default: the model file's, else 1]" per model;
     top_k "top-k" Option<u32> = None, "N", "top_k of requests that give none; 0: all tokens [default: the model file's, else 0]" per model;
     top_p "top-p" Option<f32> = None, "P" in 0.0..=1.0, "top_p of requests that give none [default: the model file's, else 1]" per model;

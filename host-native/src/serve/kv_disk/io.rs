@@ -11,6 +11,7 @@ use rustix::fs::{self as sys, AtFlags, Mode, OFlags, Stat, Timespec, Timestamps}
 use rustix::io::Errno;
 use rustix::process::{Pid, geteuid, test_kill_process};
 
+use super::super::directory::{DIRECTORY, Directory};
 use super::{Error, PageKey};
 
 /// A file of the directory: `SHARD/NAME`, the shard in hex.
@@ -121,29 +122,18 @@ pub struct DirectoryIo {
     root: OwnedFd,
 }
 
-const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-
 impl DirectoryIo {
     /// Makes the directory with mode 0700 if it does not exist.
     ///
     /// # Errors
     /// If it cannot be made or opened. Unless `is_shared`, if it belongs to another user or others can write it.
     pub fn open(path: &Path, is_shared: bool) -> Result<DirectoryIo, Error> {
-        let io = |source: io::Error| Error::Directory { path: path.to_owned(), source };
-        if let Some(parent) = path.parent() {
-            std::fs::create_dir_all(parent).map_err(io)?;
-        }
-        match sys::mkdir(path, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(io(errno.into())),
-        }
-        let root = sys::open(path, DIRECTORY, Mode::empty()).map_err(|errno| io(errno.into()))?;
-        let stat = sys::fstat(&root).map_err(|errno| io(errno.into()))?;
-        let (owner, mode) = (stat.st_uid, stat.st_mode & 0o7777);
-        if !is_shared && (owner != geteuid().as_raw() || mode & 0o022 != 0) {
+        let directory = Directory::open(path).map_err(|source| Error::Directory { path: path.to_owned(), source })?;
+        if !is_shared && !directory.is_private(0o022) {
+            let Directory { owner, mode, .. } = directory;
             return Err(Error::NotPrivate { path: path.to_owned(), owner, mode });
         }
-        Ok(DirectoryIo { root })
+        Ok(DirectoryIo { root: directory.root })
     }
 
     fn shard(&self, shard: u8) -> Result<OwnedFd, Errno> {

@@ -1,15 +1,19 @@
-//! KV pages between engines and disk: restores before a prompt is submitted, and writes pages after steps.
+//! KV pages, and snapshots of recurrent states, between engines and disk: restores before a prompt is submitted, and writes
+//! after steps.
 //!
 //! ```text
 //! queue ─► WorkerTier::begin ─► KvDisk::read ─► Inbox ─► WorkerTier::import ─► Engine::import_page ─► queue: may be taken
-//! Engine::take_new_page ─► WorkerTier::save ─► KvDisk::put
+//! Engine::take_new_page, take_new_snapshot ─► WorkerTier::save ─► KvDisk::put
 //! ```
 //!
 //! A request whose pages are read stays in the queue, so cancellation, time limits and shutdown treat it as any other; only
 //! [`WorkerTier::is_restoring`] keeps the worker from taking it. Pages are read on the store's threads and imported between
 //! steps, a few at a time while streams run. A page that is missing or refused ends the restore: the engine computes the rest.
+//!
+//! A prompt of a model with recurrent layers continues only from a snapshot. It is on disk in parts, each a file with a key
+//! made from the key of its page. Such a restore ends with the last page whose snapshot is there, and with its parts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::mem;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,6 +33,8 @@ use super::super::queue::{Job, Queue, SequenceGroup};
 const READ_BYTES: usize = 8 << 20;
 const READ_PAGES: usize = 16;
 const MAX_READS: usize = 4;
+/// Bytes of a part of a snapshot, rounded down to whole records.
+const PART_BYTES: usize = 2 << 20;
 /// Time for imports or exports between steps: this share of the last step while requests run, and between limits.
 const STEP_SHARE: u32 = 16;
 const BUSY_TIME: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(20));
@@ -85,14 +91,16 @@ impl Rate {
     }
 }
 
-/// Pages that were read: their restore, and the index of the first among its keys.
+/// Pages and parts that were read: their restore, and the index of the first among its keys.
 type Arrived = (u64, usize, Vec<Option<Vec<u8>>>);
 
 /// A request whose pages are read.
 struct Restore {
     id: u64,
     group: Weak<SequenceGroup>,
+    /// Pages, then the parts of the snapshot after the last of them.
     keys: Vec<PageKey>,
+    n_pages: usize,
     /// Keys whose read was requested.
     n_requested: usize,
     n_imported: usize,
@@ -103,6 +111,11 @@ struct Restore {
 }
 
 impl Restore {
+    /// Whether it ends with a snapshot.
+    fn has_snapshot(&self) -> bool {
+        self.keys.len() > self.n_pages
+    }
+
     fn is_done(&self) -> bool {
         self.n_imported == self.keys.len() || self.group.strong_count() == 0
     }
@@ -126,9 +139,14 @@ pub struct WorkerTier {
     page_bytes: usize,
     restores: Vec<Restore>,
     next_id: u64,
+    /// Bytes of a part of a snapshot, and number of parts; 0 parts for a model without recurrent layers.
+    part_bytes: usize,
+    n_parts: usize,
     inbox: Arc<Mutex<Vec<Arrived>>>,
     /// A new page that found no room in the store's queue.
     unsaved: Option<NewPage>,
+    /// Parts of the last snapshot that are not yet in the store's queue.
+    unsaved_parts: VecDeque<(PageKey, Vec<u8>, PageInfo)>,
     /// Prompt tokens a second.
     prefill: Rate,
     /// Imported bytes a second.
@@ -148,7 +166,11 @@ impl WorkerTier {
             return None;
         }
         engine.track_new_pages(true);
+        let part_bytes = (PART_BYTES / page_bytes).max(1) * page_bytes;
         Some(WorkerTier {
+            part_bytes,
+            n_parts: engine.exported_snapshot_bytes().div_ceil(part_bytes),
+            unsaved_parts: VecDeque::new(),
             tier,
             queue,
             namespace: Namespace(engine.page_namespace()),
@@ -182,22 +204,35 @@ impl WorkerTier {
         }
         let tokens = [&request.tokens[..], &job.progress.tokens].concat();
         let keys = engine.page_keys(&tokens, request.cache_salt);
-        let n_cached = engine.n_cached_pages(&keys);
+        let (n_cached, n_resumable) = (engine.n_cached_pages(&keys), engine.n_resumable_pages(&keys));
         let mut keys = self.disk_keys(&keys);
         let store = &self.tier.store;
         store.touch(&keys[..n_cached]);
-        keys.drain(..n_cached);
         // before the directory is scanned any page may be there
-        let n_on_disk = if store.stats().is_scanned { store.longest_prefix(&keys) } else { keys.len() };
-        keys.truncate(n_on_disk.min(engine.kv_stats().n_pages));
-        if keys.is_empty() || !self.is_faster(keys.len()) {
+        let n_on_disk = if store.stats().is_scanned { store.longest_prefix(&keys[n_cached..]) } else { keys.len() };
+        keys.truncate(n_cached + n_on_disk.min(engine.kv_stats().n_pages));
+        let mut parts = Vec::new();
+        if self.n_parts > 0 {
+            let is_there = |key: &PageKey| self.part_keys(key).all(|part| store.contains(&part));
+            let last = (n_resumable..keys.len()).rev().find(|i| is_there(&keys[*i]));
+            keys.truncate(last.map_or(0, |i| i + 1));
+            parts.extend(keys.last().into_iter().flat_map(|last| self.part_keys(last)));
+        }
+        let n_saved = keys.len().saturating_sub(n_resumable);
+        // all of them may be in memory but their snapshot
+        keys.drain(..n_cached.min(keys.len()));
+        let bytes = keys.len() * self.page_bytes + parts.len() * self.part_bytes;
+        if bytes == 0 || !self.is_faster(bytes, n_saved) {
             return false;
         }
         self.next_id += 1;
+        let n_pages = keys.len();
+        keys.extend(parts);
         self.restores.push(Restore {
             id: self.next_id,
             group: Arc::downgrade(&job.group),
             keys,
+            n_pages,
             n_requested: 0,
             n_imported: 0,
             pages: BTreeMap::new(),
@@ -211,11 +246,24 @@ impl WorkerTier {
         keys.iter().map(|key| PageKey::new(&key.0, &self.namespace)).collect()
     }
 
-    /// Whether reading and importing `n` pages, after those that others wait for, is expected to take less time than
-    /// computing them. True until all rates are known.
-    fn is_faster(&mut self, n: usize) -> bool {
-        let before: usize = self.restores.iter().map(|restore| restore.keys.len() - restore.n_imported).sum();
-        let bytes = (before + n) * self.page_bytes;
+    /// Keys of the parts of the snapshot after a page.
+    fn part_keys(&self, page: &PageKey) -> impl Iterator<Item = PageKey> + use<> {
+        let (page, namespace) = (*page, self.namespace);
+        (0..self.n_parts as u64).map(move |part| {
+            let mut hash = blake3::Hasher::new_derive_key("starling 2026-11-28 part of a snapshot");
+            hash.update(&page.0).update(&part.to_le_bytes());
+            PageKey::new(hash.finalize().as_bytes(), &namespace)
+        })
+    }
+
+    /// Whether reading and importing so many bytes, after those that others wait for, is expected to take less time than
+    /// computing `n` pages. True until all rates are known.
+    fn is_faster(&mut self, bytes: usize, n: usize) -> bool {
+        let left = |restore: &Restore| {
+            let n_parts = restore.keys.len().saturating_sub(restore.n_pages.max(restore.n_imported));
+            restore.n_pages.saturating_sub(restore.n_imported) * self.page_bytes + n_parts * self.part_bytes
+        };
+        let bytes = bytes + self.restores.iter().map(left).sum::<usize>();
         let read = self.tier.store.measured_rate().map(|rate| bytes as f64 / rate);
         let (Some(read), Some(import), Some(prefill)) =
             (read, self.imports.seconds(bytes), self.prefill.seconds(n * PAGE))
@@ -231,13 +279,21 @@ impl WorkerTier {
 
     /// Requests the next reads of the oldest restores.
     fn request_reads(&mut self) {
-        let n_pages = (READ_BYTES / self.page_bytes).clamp(1, READ_PAGES);
+        let [n_pages, n_parts] = [self.page_bytes, self.part_bytes].map(|n| (READ_BYTES / n).clamp(1, READ_PAGES));
         let mut free = MAX_READS;
+        // the engine takes one snapshot at a time
+        let mut snapshot_is_free = true;
         for restore in &mut self.restores {
+            let takes_snapshot = restore.has_snapshot() && mem::take(&mut snapshot_is_free);
+            let readable = if takes_snapshot { restore.keys.len() } else { restore.n_pages.min(restore.keys.len()) };
             // pages that have arrived occupy as much memory as those being read
-            free = free.saturating_sub(restore.n_reads + restore.pages.len().div_ceil(n_pages));
-            while free > 0 && restore.n_requested < restore.keys.len() {
-                let end = (restore.n_requested + n_pages).min(restore.keys.len());
+            let n_arrived = restore.pages.len().div_ceil(if takes_snapshot { n_parts } else { n_pages });
+            free = free.saturating_sub(restore.n_reads + n_arrived);
+            while free > 0 && restore.n_requested < readable {
+                let end = match restore.n_requested < restore.n_pages {
+                    true => (restore.n_requested + n_pages).min(restore.n_pages.min(readable)),
+                    false => (restore.n_requested + n_parts).min(readable),
+                };
                 let first = restore.n_requested;
                 let keys = restore.keys[first..end].to_vec();
                 let (id, inbox, queue) = (restore.id, Arc::clone(&self.inbox), Arc::clone(&self.queue));
@@ -272,11 +328,17 @@ impl WorkerTier {
                     break;
                 };
                 n_bytes += page.len();
-                match engine.import_page(&page) {
+                let imported = match restore.n_imported < restore.n_pages {
+                    true => engine.import_page(&page),
+                    false => engine.import_pages(&page).map(drop),
+                };
+                match imported {
                     Ok(()) => restore.n_imported += 1,
                     Err(error) => {
-                        // the engine evicted the parent, or is full
-                        if !matches!(error, PageError::Parent(_) | PageError::NoCapacity) {
+                        // the engine evicted the parent, is full, or took another snapshot meanwhile
+                        let is_part = restore.n_imported >= restore.n_pages;
+                        let is_other = is_part && matches!(error, PageError::Position(_));
+                        if !is_other && !matches!(error, PageError::Parent(_) | PageError::NoCapacity) {
                             tracing::warn!("kv-disk: {error}");
                             self.tier.refused.fetch_add(1, Ordering::Relaxed);
                             self.tier.store.remove(&restore.keys[restore.n_imported]);
@@ -295,9 +357,43 @@ impl WorkerTier {
         worked || self.restores.len() < n
     }
 
-    /// Hands new pages to the store until `limit` is over.
+    /// Hands new pages and snapshots to the store until `limit` is over.
     pub fn save(&mut self, engine: &mut Engine, limit: Duration) -> Saved {
         engine.publish_running();
+        let begin = Instant::now();
+        match self.save_pages(engine, limit) {
+            Saved::All => self.save_snapshots(engine, limit.saturating_sub(begin.elapsed())),
+            other => other,
+        }
+    }
+
+    fn save_snapshots(&mut self, engine: &mut Engine, limit: Duration) -> Saved {
+        let begin = Instant::now();
+        loop {
+            while let Some((key, part, info)) = self.unsaved_parts.pop_front() {
+                if self.tier.store.room() < part.len() {
+                    self.unsaved_parts.push_front((key, part, info));
+                    return Saved::NoRoom;
+                }
+                self.tier.store.put(key, part, info, false);
+                if begin.elapsed() >= limit {
+                    return Saved::Some;
+                }
+            }
+            let Some(page) = engine.take_new_snapshot() else { return Saved::All };
+            let parts: Vec<PageKey> = self.part_keys(&PageKey::new(&page.key.0, &self.namespace)).collect();
+            if parts.iter().all(|part| self.tier.store.contains(part)) {
+                continue;
+            }
+            let n_tokens = u32::try_from(page.n_tokens).unwrap_or(u32::MAX);
+            let info = PageInfo { namespace: self.namespace, n_tokens };
+            let bytes = engine.export_snapshot(&page.key).unwrap_or_default();
+            let parts = parts.into_iter().zip(bytes.chunks(self.part_bytes));
+            self.unsaved_parts.extend(parts.map(|(key, part)| (key, part.to_vec(), info)));
+        }
+    }
+
+    fn save_pages(&mut self, engine: &mut Engine, limit: Duration) -> Saved {
         let (begin, store) = (Instant::now(), &self.tier.store);
         while let Some(page) = self.unsaved.take().or_else(|| engine.take_new_page()) {
             if store.room() < self.page_bytes {
@@ -350,7 +446,12 @@ impl WorkerTier {
     pub fn forget(&self, engine: &Engine, tokens: &[u32], salt: u64) {
         let keys = engine.page_keys(tokens, salt);
         let n_kept = engine.n_cached_pages(&keys);
-        self.disk_keys(&keys[n_kept..]).iter().for_each(|key| self.tier.store.remove(key));
+        for key in self.disk_keys(&keys[n_kept..]) {
+            self.tier.store.remove(&key);
+            self.part_keys(&key)
+                .filter(|part| self.tier.store.contains(part))
+                .for_each(|part| self.tier.store.remove(&part));
+        }
     }
 
     /// Removes all pages of the model from disk, and forgets those not yet saved.
@@ -364,6 +465,7 @@ impl WorkerTier {
     pub fn reset(&mut self) {
         self.restores.drain(..).filter_map(|restore| restore.group.upgrade()).for_each(|group| group.set_worker(None));
         self.unsaved = None;
+        self.unsaved_parts.clear();
     }
 
     /// After the engine was replaced.

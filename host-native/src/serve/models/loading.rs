@@ -28,6 +28,7 @@ use super::disk_tier::DiskTier;
 use super::dispatch::Dispatcher;
 use super::engines::{BatchLimits, Shared};
 use super::instance::{FileStamp, ModelInstance, ThreadPlan, Workers, limits};
+use super::kv_memory::KvNeeds;
 use crate::cli::ModelArgs;
 use crate::error::Failure;
 use crate::pool::{CpuSet, MAX_THREADS, ThreadPool, default_threads, numa_nodes};
@@ -215,7 +216,8 @@ pub fn load(
         disk: resources.disk.clone(),
     };
     let draft_kv = |options: &EngineOptions| draft.as_ref().map_or(0, |draft| options.draft_kv_bytes(draft, &model));
-    let worker_bytes = engine.map_or(0, |options| (options.kv_bytes + draft_kv(&options)) as u64);
+    let bytes = |options: &EngineOptions| [options.kv_bytes, options.state_bytes(&model), draft_kv(options)];
+    let worker_bytes = engine.as_ref().map_or(0, |options| bytes(options).iter().map(|bytes| *bytes as u64).sum());
     let workers = Workers::new(shared, plan, budget, &weights, worker_bytes);
     let (mut engine, mut embedder, mut n_pages, mut kv_namespace) = (engine, embedder, 0, None);
     for _ in 0..n_workers {
@@ -278,8 +280,8 @@ pub fn load(
 /// Requests of a batch that may draft as much as they want; more share that.
 const DRAFTING_SEQS: usize = 4;
 
-/// Sizes of an engine, with a KV cache of `kv_memory`; by default full contexts for `max_seqs` sequences, at most half of
-/// the memory that is left, divided by the number of workers. A draft model's cache for the same tokens comes on top, within
+/// Sizes of an engine, with KV pages and recurrent states of `kv_memory`; by default full contexts for `max_seqs` sequences,
+/// at most half of the memory that is left, divided by the number of workers. A draft model's cache for the same tokens comes on top, within
 /// that half.
 fn engine_options(
     settings: &Settings,
@@ -292,21 +294,34 @@ fn engine_options(
 ) -> Result<EngineOptions, Failure> {
     let kv_type = args.kv_type();
     let n_ctx = n_ctx.min(model.config.max_context());
-    let full = EngineOptions::kv_bytes_of(model, kv_type, n_ctx).saturating_mul(settings.max_seqs);
-    let page = EngineOptions::kv_bytes_of(model, kv_type, 1);
+    let needs = KvNeeds::new(settings, model, kv_type, n_ctx);
+    let (page, full) = (needs.page, needs.full());
     let pages = page + draft.map_or(0, |draft| EngineOptions::kv_bytes_of(draft, kv_type, 1));
     let half = u128::from(budget.free() / 2 / n_workers as u64) * page as u128 / pages as u128;
     let half = half.min(usize::MAX as u128) as usize;
-    let (kv_bytes, why) = match settings.kv_memory {
+    let (total, why) = match settings.kv_memory {
         Some(bytes) => (usize::try_from(bytes.0).unwrap_or(usize::MAX), "--kv-memory".into()),
-        None if full <= half => (full, format!("full contexts for {} sequences", settings.max_seqs)),
+        None if needs.total(full) <= half => {
+            (needs.total(full), format!("full contexts for {} sequences", settings.max_seqs))
+        }
         None => (half, format!("half of the {} MiB that are free for models", budget.free() >> 20)),
     };
-    if kv_bytes < page {
-        return Err(Failure::Usage(format!("kv-memory: found {kv_bytes} bytes, expected at least {page} (one page)")));
-    }
+    let is_full = settings.kv_memory.is_none() && total == needs.total(full);
+    let memory = if is_full { Some(full) } else { needs.divide(total) };
+    let Some(memory) = memory else {
+        let states = match needs.states() {
+            0 => String::new(),
+            bytes => format!(", recurrent states of {bytes} bytes for {} sequences (max-seqs)", settings.max_seqs),
+        };
+        let least = needs.least();
+        return Err(Failure::Usage(format!(
+            "kv-memory: found {total} bytes, expected at least {least} (one page{states})"
+        )));
+    };
+    let kv_bytes = memory.pages;
     let tokens = kv_bytes / page * starling::kernels::attention::PAGE;
-    tracing::info!("KV cache of a worker: {} MiB, {tokens} tokens ({why})", kv_bytes >> 20);
+    let states = needs.describe(memory);
+    tracing::info!("KV cache of a worker: {} MiB, {tokens} tokens ({why}){states}", kv_bytes >> 20);
     Ok(EngineOptions {
         kv_type,
         n_ctx,
@@ -315,7 +330,7 @@ fn engine_options(
         prefill_chunk: settings.prefill_chunk,
         draft_rows: settings.draft_max * settings.max_seqs.min(DRAFTING_SEQS),
         kv_bytes,
-        snapshots: Default::default(),
+        snapshots: needs.snapshot_options(memory),
         model_sha256: Some(sha256),
     })
 }

@@ -14,6 +14,7 @@ pub mod disk_tier;
 pub mod dispatch;
 pub mod engines;
 pub mod instance;
+mod kv_memory;
 pub mod loading;
 pub mod pool;
 pub mod self_test;

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use starling::embed::{EmbedderOptions, Text};
 use starling::engine::{Engine, Event, FinishReason};
 use starling::error::{MemoryError, RequestError};
+use starling::kv::KvStats;
 use starling::receipt::Receipt;
 
 use super::super::failures::Failure;
@@ -51,8 +52,8 @@ pub struct Worker {
     /// Texts that are embedded now.
     texts: Vec<Queued<TextJob>>,
     kv_stats_published: Option<Instant>,
-    /// KV evictions that the metrics have counted.
-    evictions: u64,
+    /// KV statistics up to which the metrics have counted.
+    counted: KvStats,
     /// Takeovers of the jobs that this thread knows of.
     takeovers: u64,
     backoff: Duration,
@@ -96,7 +97,7 @@ impl Worker {
             submitting: None,
             texts: Vec::new(),
             kv_stats_published: None,
-            evictions: 0,
+            counted: KvStats::default(),
             takeovers: 0,
             backoff: BACKOFF.0,
             last_fault: None,
@@ -184,7 +185,7 @@ impl Worker {
             self.shared.dispatcher.clear_cache(self.id);
             self.engines.engine = Some(engine);
             self.restart_tier();
-            self.evictions = 0;
+            self.counted = KvStats::default();
         }
     }
 
@@ -443,7 +444,7 @@ impl Worker {
                 .iter()
                 .map(|Queued { job, .. }| Text {
                     tokens: &job.tokens,
-                    pooling,
+                    pooling: job.pooling.unwrap_or(pooling),
                     dimensions: job.dimensions,
                     normalise: true,
                 })
@@ -561,8 +562,8 @@ impl Worker {
         self.kv_stats_published = Some(now);
         if let Some(engine) = &self.engines.engine {
             let stats = engine.kv_stats();
-            self.shared.metrics.evicted(stats.evictions.saturating_sub(self.evictions));
-            self.evictions = stats.evictions;
+            self.shared.metrics.kv_counted(&stats, &self.counted);
+            self.counted = stats;
             self.status.set_kv(stats);
         }
     }
@@ -618,7 +619,7 @@ impl Worker {
                 Ok(Ok(engines)) => {
                     self.engines = engines;
                     self.restart_tier();
-                    (self.evictions, self.takeovers) = (0, self.status.takeovers());
+                    (self.counted, self.takeovers) = (KvStats::default(), self.status.takeovers());
                     self.status.set_lacks_pages(false);
                     self.status.set_running(0, self.shared.engine.map_or(0, |options| options.max_seqs));
                     self.status.set_state(WorkerState::Healthy);

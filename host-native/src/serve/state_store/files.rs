@@ -8,14 +8,12 @@ use std::path::{Path, PathBuf};
 
 use redb::StorageBackend;
 use rustix::fs::{self as sys, Mode, OFlags};
-use rustix::io::Errno;
-use rustix::process::geteuid;
 
+use super::super::directory::Directory;
 use super::OpenError;
 
 const LOCK: &str = "lock";
 const ROWS: &str = "state.redb";
-const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// A directory that this process has locked.
 #[derive(Debug)]
@@ -31,20 +29,12 @@ impl StateDirectory {
     /// # Errors
     /// If it cannot be made or opened, others may read or write it, or another process has it.
     pub fn open(path: &Path) -> Result<StateDirectory, OpenError> {
-        let io = |source: io::Error| OpenError::Io { path: path.to_owned(), source };
-        if let Some(parent) = path.parent() {
-            std::fs::create_dir_all(parent).map_err(io)?;
-        }
-        match sys::mkdir(path, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(io(errno.into())),
-        }
-        let root = sys::open(path, DIRECTORY, Mode::empty()).map_err(|errno| io(errno.into()))?;
-        let stat = sys::fstat(&root).map_err(|errno| io(errno.into()))?;
-        let (owner, mode) = (stat.st_uid, stat.st_mode & 0o7777);
-        if owner != geteuid().as_raw() || mode & 0o077 != 0 {
+        let directory = Directory::open(path).map_err(|source| OpenError::Io { path: path.to_owned(), source })?;
+        if !directory.is_private(0o077) {
+            let Directory { owner, mode, .. } = directory;
             return Err(OpenError::NotPrivate { path: path.to_owned(), owner, mode });
         }
+        let root = directory.root;
         let lock = lock(&root, path)?;
         Ok(StateDirectory { path: path.to_owned(), root, _lock: lock })
     }

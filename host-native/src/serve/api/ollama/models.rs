@@ -137,9 +137,9 @@ pub async fn show(
         ("general.basename".into(), json!(instance.model.name)),
         (key("context_length"), json!(config.n_ctx_train)),
         (key("embedding_length"), json!(config.n_embd)),
-        (key("block_count"), json!(config.layers.len())),
-        (key("attention.head_count"), json!(config.n_head)),
-        (key("attention.head_count_kv"), json!(config.n_head_kv)),
+        (key("block_count"), json!(config.n_layer() + config.n_nextn)),
+        (key("attention.head_count"), json!(config.n_head())),
+        (key("attention.head_count_kv"), json!(config.n_head_kv())),
     ];
     let show = OllamaShow {
         modelfile: format!("FROM {}\n", instance.source),
