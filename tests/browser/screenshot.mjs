@@ -1,17 +1,17 @@
 // Takes the picture of the page in README.md: `node tests/browser/screenshot.mjs` after web/build.sh. With a directory as its
-// argument, takes pictures of all states of the page into it.
+// argument, takes pictures of the states of the page into it instead, of all or of those that are named after it.
 
 import { fileURLToPath } from "node:url";
 
 import { open } from "./browser.mjs";
 import { CALLING, RICH, mock, model } from "./mock.mjs";
 
-const [directory] = process.argv.slice(2);
+const [directory, ...chosen] = process.argv.slice(2);
 const b = await open();
 const status = (page, text) =>
   page.waitForFunction((text) => document.getElementById("status").textContent.includes(text), text);
 
-{
+if (!directory) {
   const page = await b.page("/web/demo/index.html", {
     viewport: { width: 1100, height: 680 },
     deviceScaleFactor: 1.5,
@@ -115,6 +115,7 @@ async function ask(page, text) {
 if (directory) {
   const looks = { "light": [1200, 800], "dark": [1200, 800], "phone": [390, 844], "phone-dark": [390, 844] };
   for (const [name, [start, act, ready = "is ready"]] of Object.entries(states)) {
+    if (chosen.length > 0 && !chosen.includes(name)) continue;
     for (const [look, [width, height]] of Object.entries(looks)) {
       const server = await mock({ models: structuredClone(MODELS), answers: [RICH], delay: 3, ...start });
       const context = await b.browser.newContext({
