@@ -396,6 +396,8 @@ pub enum PoolingChoice {
     Cls,
     /// Last token
     Last,
+    /// Scores of the classification head
+    Rank,
 }
 
 impl From<PoolingChoice> for Pooling {
@@ -405,6 +407,7 @@ impl From<PoolingChoice> for Pooling {
             PoolingChoice::Mean => Pooling::Mean,
             PoolingChoice::Cls => Pooling::Cls,
             PoolingChoice::Last => Pooling::Last,
+            PoolingChoice::Rank => Pooling::Rank,
         }
     }
 }

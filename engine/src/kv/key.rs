@@ -25,14 +25,16 @@ pub(super) fn root(layout: &KvLayout, fingerprint: &[u8; 32]) -> [u8; 32] {
 /// a digest of all of them takes the place of heads and dimension.
 pub(super) fn layout_bytes(layout: &KvLayout) -> [u8; 16] {
     let all = layout.layers().iter().map(|layer| layer.heads);
-    let KvHeads { n, key_dim, value_dim } = all.clone().next().unwrap_or(KvHeads { n: 1, key_dim: 1, value_dim: 1 });
-    let [heads, dim] = match key_dim == value_dim && all.clone().all(|heads| heads == KvHeads { n, key_dim, value_dim })
-    {
-        true => [n as u32, key_dim as u32],
+    let first = all.clone().next().unwrap_or(KvHeads::separate(1, 1, 1));
+    let is_plain = first == KvHeads::separate(first.n, first.key_dim, first.key_dim);
+    let [heads, dim] = match is_plain && all.clone().all(|heads| heads == first) {
+        true => [first.n as u32, first.key_dim as u32],
         false => {
             let mut h = Sha256::new();
             for heads in all {
-                [heads.n, heads.key_dim, heads.value_dim].iter().for_each(|n| h.update((*n as u64).to_le_bytes()));
+                [heads.n, heads.key_dim, heads.value_dim, usize::from(heads.latent)]
+                    .iter()
+                    .for_each(|n| h.update((*n as u64).to_le_bytes()));
             }
             let digest = h.finalize();
             [0, 4].map(|at| u32::from_le_bytes([digest[at], digest[at + 1], digest[at + 2], digest[at + 3]]))

@@ -11,7 +11,7 @@ use crate::model::{Exec, KvRef, Model, Run, ScratchSize};
 use crate::pool::Inline;
 
 fn layout(kv_type: KvType) -> KvLayout {
-    KvLayout::new(kv_type, [KvHeads { n: 1, key_dim: 8, value_dim: 8 }; 2])
+    KvLayout::new(kv_type, [KvHeads::separate(1, 8, 8); 2])
 }
 
 fn arena(n_pages: u32) -> KvArena {
@@ -263,7 +263,7 @@ fn pages_move_between_arenas_of_the_same_model_only() {
 
     let mut other_model = KvArena::new(layout(KvType::F16), 2, [2; 32]).expect("memory");
     assert_eq!(other_model.import_page(&first), Err(PageError::Fingerprint));
-    let shape = KvLayout::new(KvType::F16, [KvHeads { n: 2, key_dim: 8, value_dim: 8 }]);
+    let shape = KvLayout::new(KvType::F16, [KvHeads::separate(2, 8, 8)]);
     let mut other_shape = KvArena::new(shape, 2, [1; 32]).expect("memory");
     assert_eq!(other_shape.import_page(&first), Err(PageError::Layout));
     assert!(other_shape.memory_mut(&layout(KvType::F16)).is_err());

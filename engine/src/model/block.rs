@@ -3,14 +3,17 @@
 use alloc::vec::Vec;
 
 use super::Model;
+use super::arch::{ExpertInput, OutputGate};
 use super::config::{HeadConfig, LayerConfig};
 use super::forward::{Stage, Trace};
 use super::rows::{RowOps, columns};
-use super::scratch::{AttentionScratch, Scratch, StepScratch};
-use super::weights::{AttentionWeights, FeedForward, Mixer, Norm, padded};
-use crate::kernels::attention::{self, Attention, KvLayout, KvMemory, KvRows, Span};
-use crate::kernels::elementwise::{activate, clamp, gate_by_sigmoid, multiply, scale};
-use crate::kernels::recurrent::StateSpan;
+use super::scratch::{AttentionScratch, LayerEmbeddingScratch, Scratch, StepScratch};
+use super::weights::{AttentionWeights, FeedForward, LayerEmbedding, Mixer, Norm, padded};
+use crate::kernels::Cpu;
+use crate::kernels::act::Floats;
+use crate::kernels::attention::{self, Attention, DistanceBias, KvLayout, KvMemory, KvRows, Span};
+use crate::kernels::elementwise::{Activation, activate, add_scaled, clamp, gate_by_sigmoid, gated, multiply, scale};
+use crate::kernels::recurrent::{StateSpan, softplus};
 use crate::kernels::rope::{RopeStyle, Rotation, rope};
 
 /// Rows of a sub-layer: input (rows, n_embd), output (rows, padded n_embd).
@@ -20,10 +23,10 @@ pub(super) struct SubLayerRows<'x> {
 }
 
 /// Rows of a residual sum: the residual stream, the output of the sub-layer, and memory for its norm.
-struct ResidualRows<'x> {
-    x: &'x mut [f32],
-    y: &'x [f32],
-    h: &'x mut [f32],
+pub(super) struct ResidualRows<'x> {
+    pub(super) x: &'x mut [f32],
+    pub(super) y: &'x [f32],
+    pub(super) h: &'x mut [f32],
 }
 
 /// The forward pass of one batch: everything that its layers share.
@@ -52,10 +55,11 @@ impl ForwardPass<'_, '_> {
     /// x = x + post_norm(attention(norm(x)));  x = x + post_norm(ffn(norm(x)))
     /// ```
     pub(super) fn serial_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
-        let Scratch { x, h, y, step, attention, experts, .. } = s;
-        let (layer, d, n) = (&self.model.weights.layers[i], self.model.config.n_embd, self.n);
+        let Scratch { x, h, y, step, attention, experts, embeddings, skips, .. } = s;
+        let (layer, d, n) = (self.model.layer(i), self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
-        if !experts.layer_input.is_empty() {
+        let reads_residual = self.model.config.arch.expert_input == ExpertInput::Residual;
+        if !experts.layer_input.is_empty() && !reads_residual {
             experts.layer_input[..n * d].copy_from_slice(x);
         }
         if !matches!(layer.mixer, Mixer::None) {
@@ -64,12 +68,45 @@ impl ForwardPass<'_, '_> {
             self.mixer(i, SubLayerRows { x: input, y }, attention, memory, step);
             self.add(i, layer.post_attn_norm.as_ref(), Stage::PostAttnNorm, ResidualRows { x, y, h });
         }
+        if !experts.layer_input.is_empty() && reads_residual {
+            experts.layer_input[..n * d].copy_from_slice(x);
+        }
         if !matches!(layer.ffn, FeedForward::None) {
             let input = self.rows.normed(layer.ffn_norm.as_ref(), x, h);
             self.trace_stage(Stage::FfnNorm, Some(i), &mut columns(input, d, 0, d));
-            self.ffn(i, SubLayerRows { x: input, y }, experts, step);
+            self.ffn(i, SubLayerRows { x: input, y }, &mut memory.states, experts, step);
             self.add(i, layer.post_ffn_norm.as_ref(), Stage::PostFfnNorm, ResidualRows { x, y, h });
         }
+        if let Some(embedding) = &layer.embedding {
+            self.layer_embedding(i, embedding, SubLayerRows { x, y }, embeddings, step);
+            self.add(i, Some(&embedding.norm), Stage::LayerEmbedding, ResidualRows { x, y, h });
+        }
+        if let Some(factor) = layer.embedding_skip {
+            self.rows.add(x, d, skips, d, factor);
+        }
+        if let Some(factor) = layer.output_scale {
+            self.rows.each(x, d, &|_, x| scale(self.rows.cpu, x, factor));
+        }
+    }
+
+    /// `y = proj(act(gate x) * embedding)` of layer `i`.
+    pub(super) fn layer_embedding(
+        &self,
+        i: usize,
+        layer: &LayerEmbedding,
+        SubLayerRows { x, y }: SubLayerRows<'_>,
+        s: &LayerEmbeddingScratch,
+        step: &mut StepScratch,
+    ) {
+        let (rows, width, act) = (self.rows, self.model.config.n_embd_layer, self.model.config.arch.act);
+        let (stride, at) = (padded(width), self.model.config.layers[i].block * width);
+        let wide = &mut step.wide[..self.n * stride];
+        rows.linear(&layer.gate, x, wide, &mut step.words);
+        rows.each(wide, stride, &|r, row| {
+            gated(rows.cpu, act, &mut row[..width], &s.embeddings[r * s.stride + at..][..width]);
+        });
+        let x = Floats { x: wide, stride };
+        rows.matrix(&layer.proj.w, layer.proj.bias.as_deref(), x, y, &mut step.words);
     }
 
     /// Parallel block: attention and feed-forward read the same residual stream. A feed-forward without a norm of its
@@ -80,7 +117,7 @@ impl ForwardPass<'_, '_> {
     /// ```
     pub(super) fn parallel_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
         let Scratch { x, h, y, step, attention, experts, .. } = s;
-        let (layer, d, n) = (&self.model.weights.layers[i], self.model.config.n_embd, self.n);
+        let (layer, d, n) = (self.model.layer(i), self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
         let norm = layer.attn_norm.as_ref();
         let input = self.rows.normed(norm, x, h);
@@ -91,7 +128,7 @@ impl ForwardPass<'_, '_> {
             self.trace_stage(Stage::FfnNorm, Some(i), &mut columns(h, d, 0, d));
         }
         self.add(i, None, Stage::PostAttnNorm, ResidualRows { x, y, h: &mut [] });
-        self.ffn(i, SubLayerRows { x: h, y }, experts, step);
+        self.ffn(i, SubLayerRows { x: h, y }, &mut memory.states, experts, step);
         self.add(i, None, Stage::PostFfnNorm, ResidualRows { x, y, h: &mut [] });
     }
 
@@ -110,18 +147,47 @@ impl ForwardPass<'_, '_> {
         }
         self.mixer(i, SubLayerRows { x, y }, attention, memory, step);
         self.rows.add_normed(attn_norm, x, y);
-        if let Some(norm) = &self.model.weights.layers[i].second_norm {
+        if let Some(norm) = &self.model.layer(i).second_norm {
             self.rows.add(x, d, &experts.layer_input, d, 1.0);
             self.rows.norm_each(norm, x);
         }
         self.trace_stage(Stage::PostAttnNorm, Some(i), &mut columns(x, d, 0, d));
-        self.ffn(i, SubLayerRows { x, y }, experts, step);
+        self.ffn(i, SubLayerRows { x, y }, &mut memory.states, experts, step);
         self.rows.add_normed(ffn_norm, x, y);
         self.trace_stage(Stage::PostFfnNorm, Some(i), &mut columns(x, d, 0, d));
     }
 
+    /// Block whose residual stream is the output of its norms (MiniMax-01):
+    ///
+    /// ```text
+    /// h = norm(x);  x = h * residual_scale + attention(h);  h = norm(x);  x = h * residual_scale + ffn(h)
+    /// ```
+    pub(super) fn normed_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
+        let Scratch { x, h, y, step, attention, experts, .. } = s;
+        let (layer, d, n) = (self.model.layer(i), self.model.config.n_embd, self.n);
+        let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
+        let input = self.rows.normed(layer.attn_norm.as_ref(), x, h);
+        self.trace_stage(Stage::AttnNorm, Some(i), &mut columns(input, d, 0, d));
+        self.mixer(i, SubLayerRows { x: input, y }, attention, memory, step);
+        self.replace(x, h, y);
+        let input = self.rows.normed(layer.ffn_norm.as_ref(), x, h);
+        self.trace_stage(Stage::FfnNorm, Some(i), &mut columns(input, d, 0, d));
+        self.ffn(i, SubLayerRows { x: input, y }, &mut memory.states, experts, step);
+        self.replace(x, h, y);
+    }
+
+    /// `x = h * residual_scale + y`.
+    fn replace(&self, x: &mut [f32], h: &[f32], y: &[f32]) {
+        let (rows, d, factor) = (self.rows, self.model.config.n_embd, self.model.config.residual_scale);
+        rows.each(x, d, &|r, x| {
+            x.copy_from_slice(&h[r * d..][..d]);
+            scale(rows.cpu, x, factor);
+            add_scaled(rows.cpu, x, &y[r * padded(d)..][..d], 1.0);
+        });
+    }
+
     /// `x = x + post_norm(y) * residual_scale`; `h` is overwritten if there is a norm.
-    fn add(&mut self, i: usize, norm: Option<&Norm>, stage: Stage, rows: ResidualRows<'_>) {
+    pub(super) fn add(&mut self, i: usize, norm: Option<&Norm>, stage: Stage, rows: ResidualRows<'_>) {
         let ResidualRows { x, y, h } = rows;
         let (d, scale) = (self.model.config.n_embd, self.model.config.residual_scale);
         let Some(norm) = norm else { return self.rows.add(x, d, y, padded(d), scale) };
@@ -131,7 +197,7 @@ impl ForwardPass<'_, '_> {
     }
 
     /// `y = mixer(x)` of layer `i`. Writes keys, values and recurrent states to `memory`.
-    fn mixer(
+    pub(super) fn mixer(
         &mut self,
         i: usize,
         SubLayerRows { x, y }: SubLayerRows<'_>,
@@ -140,8 +206,9 @@ impl ForwardPass<'_, '_> {
         step: &mut StepScratch,
     ) {
         let model = self.model;
-        match &model.weights.layers[i].mixer {
+        match &model.layer(i).mixer {
             Mixer::Attention(a) => self.attention((i, a), SubLayerRows { x, y }, s, memory, step),
+            Mixer::Latent(a) => self.latent_attention((i, a), SubLayerRows { x, y }, s, memory, step),
             Mixer::Recurrent(r) => self.recurrent(i, r, SubLayerRows { x, y }, &mut memory.states, step),
             Mixer::Both(both) => {
                 let (attention, recurrent) = &**both;
@@ -151,6 +218,7 @@ impl ForwardPass<'_, '_> {
                 self.rows.add(y, padded(model.config.n_embd), &sum, padded(model.config.n_embd), 1.0);
                 step.sum = sum;
             }
+            Mixer::Linear(linear) => self.rows.linear(linear, x, y, &mut step.words),
             Mixer::None => {}
         }
     }
@@ -169,25 +237,36 @@ impl ForwardPass<'_, '_> {
         let (q_width, k_width, v_width, out_width) =
             (heads.q_width(), heads.k_width(), heads.v_width(), heads.out_width());
         let stride = layer.qkv.stride;
-        let [k_at, v_at] = [layer.qkv.part_starts[1], layer.qkv.part_starts[2]];
+        let ([k_at, v_at], owns_kv) = (layer.kv_at, c.layers[i].owns_kv);
         let (qkv, rest) = wide.split_at_mut(self.n * stride);
         rows.linear_group(&layer.qkv, x, qkv, words);
         if let Some(limit) = c.qkv_limit {
-            rows.each(qkv, stride, &|_, row| clamp(rows.cpu, &mut row[..v_at + v_width], limit));
+            let end = if owns_kv { v_at + v_width } else { q_width };
+            rows.each(qkv, stride, &|_, row| clamp(rows.cpu, &mut row[..end], limit));
         }
         let (gates, rest) = rest.split_at_mut(if c.arch.gated_queries { self.n * q_width } else { 0 });
         if c.arch.gated_queries {
             self.split_gates(&heads, qkv, stride, gates);
         }
         self.trace_stage(Stage::Q, at, &mut columns(qkv, stride, 0, q_width));
-        self.trace_stage(Stage::K, at, &mut columns(qkv, stride, k_at, k_width));
-        self.trace_stage(Stage::V, at, &mut columns(qkv, stride, v_at, v_width));
+        if owns_kv {
+            if layer.values_from_keys {
+                rows.each(qkv, stride, &|_, row| row.copy_within(k_at..k_at + k_width, v_at));
+            }
+            self.trace_stage(Stage::K, at, &mut columns(qkv, stride, k_at, k_width));
+            self.trace_stage(Stage::V, at, &mut columns(qkv, stride, v_at, v_width));
+            if let Some(norm) = &layer.v_norm {
+                rows.each(qkv, stride, &|_, row| rows.norm_heads(norm, &mut row[v_at..v_at + v_width]));
+            }
+        }
         self.rotate(i, layer, qkv, s);
-        let k = columns(qkv, stride, k_at, k_width);
+        let k = columns(qkv, stride, k_at, if owns_kv { k_width } else { 0 });
         self.trace_stage(Stage::Rope, at, &mut columns(qkv, stride, 0, q_width).chain(k));
         let kv = self.kv.layers()[c.layers[i].kv_layer];
-        let kv_rows = KvRows { x: qkv, stride, k_at, v_at, slots: &s.slots };
-        attention::write_kv(rows.cpu, rows.pool, &kv, kv_rows, memory);
+        if owns_kv {
+            let kv_rows = KvRows { x: qkv, stride, k_at, v_at, slots: &s.slots };
+            attention::write_kv(rows.cpu, rows.pool, &kv, kv_rows, memory);
+        }
         let attention = Attention {
             kv,
             memory,
@@ -195,6 +274,7 @@ impl ForwardPass<'_, '_> {
             window: c.layers[i].window,
             soft_cap: c.attn_soft_cap,
             alibi: c.alibi.as_deref(),
+            bias: layer.distance_bias.as_ref().map(|table| DistanceBias { table, max: c.arch.relative_distance }),
             sinks: layer.sinks.as_deref(),
             q: qkv,
             q_stride: stride,
@@ -212,16 +292,19 @@ impl ForwardPass<'_, '_> {
         if c.arch.gated_queries {
             rows.each(out, out_width, &|r, out| gate_by_sigmoid(rows.cpu, out, &gates[r * out_width..][..out_width]));
         }
+        if c.value_scale != 1.0 {
+            rows.each(out, out_width, &|_, out| scale(rows.cpu, out, c.value_scale));
+        }
         self.trace_stage(Stage::AttnOut, at, &mut columns(out, out_width, 0, out_width));
         rows.linear(&layer.o, out, y, words);
     }
 
     /// `out = out * act(gate)`, where the layer has a gate, per head or per element.
     fn gate_output(&self, heads: &HeadConfig, layer: &AttentionWeights, qkv: &mut [f32], out: &mut [f32]) {
-        let (Some(&at), Some((gate, _))) = (layer.qkv.part_starts.get(3), layer.qkv.linears.last()) else { return };
+        let (Some(at), Some((gate, _))) = (layer.gate_at, layer.qkv.linears.last()) else { return };
         let (rows, stride, act) = (self.rows, layer.qkv.stride, self.model.config.arch.output_gate);
         let (n_gates, width) = (gate.w.rows(), heads.out_width());
-        rows.each(qkv, stride, &|_, row| activate(rows.cpu, act, &mut row[at..at + n_gates]));
+        rows.each(qkv, stride, &|_, row| activate_gates(rows.cpu, act, &mut row[at..at + n_gates]));
         rows.each(out, width, &|r, out| {
             let gates = &qkv[r * stride + at..][..n_gates];
             if n_gates == width {
@@ -254,7 +337,8 @@ impl ForwardPass<'_, '_> {
         let (cos, sin) = (&s.cos[..], &s.sin[..]);
         let (c, rows) = (&self.model.config, self.rows);
         let LayerConfig { heads: sizes, attn_scale, rope: variant, .. } = c.layers[i];
-        let (q_width, k_width, k_at) = (sizes.q_width(), sizes.k_width(), layer.qkv.part_starts[1]);
+        let (q_width, k_at) = (sizes.q_width(), layer.kv_at[0]);
+        let k_width = if c.layers[i].owns_kv { sizes.k_width() } else { 0 };
         let pairs = c.rope_pairs();
         let turns = variant.map(|rope| (rope * pairs, c.ropes[rope].n_rot / 2));
         let style = c.rope.unwrap_or(RopeStyle::NeoX);
@@ -265,7 +349,7 @@ impl ForwardPass<'_, '_> {
         rows.each(qkv, layer.qkv.stride, &|r, row| {
             let (at, half) = turns.map_or((0, 0), |(at, half)| (r * c.ropes.len() * pairs + at, half));
             let (cos, sin) = (&cos[at..at + half], &sin[at..at + half]);
-            let (q, rest) = row.split_at_mut(k_at);
+            let (q, rest) = row.split_at_mut(k_at.max(q_width));
             let q_scale = temperatures.get(r).map_or(attn_scale, |t| attn_scale * t);
             let parts = [(&mut q[..q_width], &layer.q_norm, q_scale), (&mut rest[..k_width], &layer.k_norm, 1.0)];
             for (heads, norm, factor) in parts {
@@ -282,5 +366,13 @@ impl ForwardPass<'_, '_> {
                 rope(rows.cpu, Rotation { style, cos, sin, scale: factor }, heads, sizes.key_dim);
             }
         });
+    }
+}
+
+/// The factors of outputs from the gates.
+pub(super) fn activate_gates(cpu: Cpu, act: OutputGate, gates: &mut [f32]) {
+    match act {
+        OutputGate::Sigmoid => activate(cpu, Activation::Sigmoid, gates),
+        OutputGate::Softplus => gates.iter_mut().for_each(|x| *x = softplus(*x)),
     }
 }

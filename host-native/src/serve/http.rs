@@ -26,15 +26,15 @@ use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use super::api::error::{ApiError, HttpError, quoted};
 use super::api::{
-    anthropic, chat, completions, embeddings, execute, generate, llama_server, models, ollama, receipts, responses,
-    slots, stored, stored_responses, tei, tokenize,
+    anthropic, chat, completions, embeddings, execute, generate, llama_server, models, ollama, receipts, rerank,
+    responses, slots, stored, stored_responses, tei, tokenize,
 };
 use super::auth::Hosts;
 use super::config::{Live, Settings};
 use super::connection::{Activity, Addresses, Peer, ResponseBody, StreamExecutor, WriteTimeout};
 use super::gate::{Gate, gate};
 use super::state::Server;
-use super::{admin, health, openapi, reuse, signed, tls};
+use super::{admin, health, openapi, page, reuse, signed, tls};
 
 /// Which routes a listener has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,6 +132,12 @@ fn public_routes() -> Router<Arc<Server>> {
         .route("/props", get(llama_server::props))
         .route("/lora-adapters", get(llama_server::lora_adapters))
         .route("/v1/chat/completions/input_tokens", post(llama_server::chat_input_tokens))
+        // Jina, Cohere, llama-server and Text Embeddings Inference
+        .route("/v1/rerank", post(rerank::rerank))
+        .route("/v2/rerank", post(rerank::rerank))
+        .route("/v1/reranking", post(rerank::rerank))
+        .route("/rerank", post(rerank::rerank))
+        .route("/reranking", post(rerank::rerank))
         // Text Embeddings Inference
         .route("/embed", post(tei::embed))
         .route("/info", get(tei::info))
@@ -140,7 +146,8 @@ fn public_routes() -> Router<Arc<Server>> {
         .route("/server/stats", get(health::stats))
         .route("/openapi.json", get(openapi::document))
         .route("/docs", get(openapi::docs))
-        .route("/", get(openapi::page))
+        .route("/", get(page::page))
+        .route("/assets/{name}", get(page::asset))
 }
 
 async fn not_found(request: Request) -> HttpError {

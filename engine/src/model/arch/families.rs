@@ -1,6 +1,9 @@
 //! The table of model families.
 
-use super::{Alibi, Arch, ExpertInput, Gating, LocalRope, Rotated, ScoreScale, Sections, Swiglu, Temperature};
+use super::{
+    Alibi, Arch, ExpertInput, Factors, Gating, HeadKind, LocalRope, OutputGate, Rotated, ScoreScale, Sections, Swiglu,
+    Temperature, YarnLog,
+};
 use crate::kernels::elementwise::Activation;
 use crate::kernels::norm::NormKind;
 use crate::kernels::rope::RopeStyle;
@@ -36,7 +39,9 @@ const BASE: Arch = Arch {
     parallel: false,
     rope_before_norm: false,
     score_scale: ScoreScale::Root,
-    output_gate: Activation::Sigmoid,
+    output_gate: OutputGate::Sigmoid,
+    plain_value_norm: false,
+    values_from_keys: false,
     swiglu: Swiglu::Plain,
     shared_factor: 1.0,
     dense_beside_experts: false,
@@ -47,13 +52,26 @@ const BASE: Arch = Arch {
     attention_chunk: 0,
     sections: Sections::None,
     beta_fast: 32.0,
+    yarn_log: YarnLog::Magnitude,
+    factors: None,
     required: &[],
     temperature: Temperature::ByKey,
     gated_queries: false,
     kv_layers: None,
+    layer_embeddings: 0,
+    streams: 0,
+    sparsity: None,
+    embedding_skips: false,
+    relative_distance: 0,
+    ungated_act: None,
+    prefix: "",
     half_rotary: false,
     tiled_value_heads: false,
     mamba_by_heads: false,
+    head: HeadKind::Tanh,
+    positive_decay_factors: false,
+    normed_residual: false,
+    lightning: false,
 };
 const LLAMA: Arch = Arch { name: "llama", rope: Some(RopeStyle::Interleaved), ..BASE };
 const GEMMA: Arch = Arch { name: "gemma", act: Activation::GeluTanh, embeddings_by_width: true, ..BASE };
@@ -77,10 +95,14 @@ const QWEN35: Arch = Arch {
 };
 const LFM2: Arch = Arch { name: "lfm2", aliases: &[("token_embd_norm", "output_norm")], ..BASE };
 const MAMBA: Arch = Arch { name: "mamba", rotated: Rotated::None, ..BASE };
+const RWKV: Arch = Arch { name: "arwkv7", rotated: Rotated::None, ..BASE };
+const NEMOTRON_H: Arch = Arch { name: "nemotron_h", act: Activation::ReluSquared, always_rms: true, ..MAMBA };
 const GRANITE: Arch = Arch { name: "granite", divided_logits: true, ..LLAMA };
 
 /// Experts whose weights are normalised only if the file says so.
 const RAW_EXPERTS: Arch = Arch { name: "", normalised_experts: false, ..BASE };
+const DEEPSEEK2: Arch =
+    Arch { name: "deepseek2", rope: Some(RopeStyle::Interleaved), yarn_log: YarnLog::Scores, ..RAW_EXPERTS };
 const ALIBI: Arch = Arch { name: "", rope: None, alibi: Alibi::Always, act: Activation::GeluTanh, ..LAYER_NORM };
 const LLAMA4: Arch = Arch {
     name: "llama4",
@@ -110,7 +132,7 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "qwen2", ..BASE },
     Arch { name: "qwen2vl", ..BASE },
     Arch { name: "qwen2moe", normalised_experts: false, ..BASE },
-    Arch { name: "qwen3", ..BASE },
+    Arch { name: "qwen3", head: HeadKind::Softmax, ..BASE },
     Arch { name: "qwen3moe", ..BASE },
     QWEN35,
     Arch { name: "qwen35moe", ..QWEN35 },
@@ -118,7 +140,14 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "lfm2moe", ..LFM2 },
     MAMBA,
     Arch { name: "mamba2", ..MAMBA },
-    Arch { name: "nemotron_h", act: Activation::ReluSquared, always_rms: true, ..MAMBA },
+    NEMOTRON_H,
+    Arch { name: "nemotron_h_moe", gating: Gating::Sigmoid, plain_experts: true, ..NEMOTRON_H },
+    Arch { name: "minimax-01", normed_residual: true, lightning: true, ..BASE },
+    Arch { name: "rwkv6", aliases: FALCON, ..RWKV },
+    Arch { name: "rwkv7", aliases: FALCON, ..RWKV },
+    RWKV,
+    Arch { name: "kimi-linear", rotated: Rotated::None, ..BASE },
+    Arch { name: "bailingmoe3", positive_decay_factors: true, rope: Some(RopeStyle::Interleaved), ..RAW_EXPERTS },
     Arch { name: "jamba", normalised_experts: false, ..MAMBA },
     Arch { name: "falcon-h1", ..BASE },
     Arch { name: "granitehybrid", rotated: Rotated::IfFinetuned, ..GRANITE },
@@ -130,6 +159,66 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "phi2", act: Activation::GeluTanh, ..LAYER_NORM },
     Arch { name: "phi3", ..BASE },
     Arch { name: "stablelm", ..LAYER_NORM },
+    Arch {
+        name: "gemma4",
+        local_rope: LocalRope::Unscaled,
+        score_scale: ScoreScale::One,
+        plain_value_norm: true,
+        values_from_keys: true,
+        dense_beside_experts: true,
+        expert_input: ExpertInput::Residual,
+        ..GEMMA
+    },
+    Arch {
+        name: "gemma3n",
+        window_pattern: 5,
+        local_rope: LocalRope::Base(10_000.0),
+        score_scale: ScoreScale::One,
+        plain_value_norm: true,
+        kv_layers: Some(20),
+        layer_embeddings: 256,
+        streams: 4,
+        // the quantile of 0.95 of a normal distribution
+        sparsity: Some((10, 1.644_853_5)),
+        ..GEMMA
+    },
+    Arch { name: "nanbeige", ..LLAMA },
+    Arch { name: "hrm_text", plain_norms: true, ..BASE },
+    Arch {
+        name: "talkie",
+        plain_norms: true,
+        plain_embedding_norm: true,
+        plain_head_norms: true,
+        rope_before_norm: true,
+        embedding_skips: true,
+        ..BASE
+    },
+    Arch {
+        name: "t5encoder",
+        rope: None,
+        bidirectional: true,
+        act: Activation::GeluTanh,
+        ungated_act: Some(Activation::Relu),
+        score_scale: ScoreScale::One,
+        relative_distance: 128,
+        prefix: "enc.",
+        aliases: &[("attn_o", "attn_output")],
+        ..BASE
+    },
+    Arch { name: "openelm", ..BASE },
+    Arch { name: "deci", ..LLAMA },
+    Arch { name: "mimo2", local_rope: LocalRope::Unscaled, gating: Gating::Sigmoid, ..BASE },
+    Arch {
+        name: "laguna",
+        window_pattern: 4,
+        global_first: true,
+        local_rope: LocalRope::Unscaled,
+        gating: Gating::Sigmoid,
+        shared_as_expert: true,
+        output_gate: OutputGate::Softplus,
+        ..RAW_EXPERTS
+    },
+    Arch { name: "step35", half_rotary: true, local_rope: LocalRope::Unscaled, gating: Gating::Sigmoid, ..RAW_EXPERTS },
     Arch {
         name: "smallthinker",
         // as llama.cpp
@@ -199,6 +288,10 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "bitnet", ..BASE },
     Arch { name: "phimoe", norm: NormKind::Layer, ..BASE },
     Arch { name: "deepseek", rope: Some(RopeStyle::Interleaved), ..RAW_EXPERTS },
+    DEEPSEEK2,
+    Arch { name: "mistral4", yarn_log: YarnLog::ScoresAndMagnitude, ..DEEPSEEK2 },
+    Arch { name: "minicpm3", factors: Some(Factors { embedding: 12.0, depth: 1.4, width: 256.0 }), ..BASE },
+    Arch { name: "plm", act: Activation::ReluSquared, ..LLAMA },
     Arch { name: "bailingmoe", rope: Some(RopeStyle::Interleaved), ..RAW_EXPERTS },
     Arch { name: "bailingmoe2", ..RAW_EXPERTS },
     Arch { name: "dots1", ..RAW_EXPERTS },
@@ -223,7 +316,7 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "eurobert", bidirectional: true, ..BASE },
     Arch { name: "neo-bert", bidirectional: true, aliases: &[("enc.output_norm", "output_norm")], ..LLAMA },
     Arch { name: "jina-bert-v3", rope: Some(RopeStyle::NeoX), ..BERT },
-    Arch { name: "qwen3vl", sections: Sections::Interleaved, ..BASE },
+    Arch { name: "qwen3vl", sections: Sections::Interleaved, head: HeadKind::Softmax, ..BASE },
     Arch { name: "qwen3vlmoe", sections: Sections::Interleaved, ..BASE },
     Arch { name: "hunyuan_vl", rope_before_norm: true, sections: Sections::Blocks, ..BASE },
     LLAMA4,
@@ -235,6 +328,7 @@ pub const ARCHS: &[Arch] = &[
         window_pattern: 3,
         global_first: true,
         act: Activation::GeluErf,
+        head: HeadKind::Gelu,
         ..LAYER_NORM
     },
     Arch {

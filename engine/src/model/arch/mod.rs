@@ -77,7 +77,11 @@ pub struct Arch {
     /// Power of the head dimension that divides attention scores.
     pub score_scale: ScoreScale,
     /// Activation of the gate on attention outputs.
-    pub output_gate: Activation,
+    pub output_gate: OutputGate,
+    /// Whether values are normalised without weights, head by head.
+    pub plain_value_norm: bool,
+    /// Whether layers without a value projection use the keys, before their norm and RoPE, as values.
+    pub values_from_keys: bool,
     /// Activation of gate and up in experts.
     pub swiglu: Swiglu,
     /// Factor on the sum of routed and shared experts.
@@ -98,24 +102,86 @@ pub struct Arch {
     pub sections: Sections,
     /// Default of `rope.scaling.yarn_beta_fast`.
     pub beta_fast: f32,
+    /// What `rope.scaling.yarn_log_multiplier` means.
+    pub yarn_log: YarnLog,
+    /// Factors that files do not state.
+    pub factors: Option<Factors>,
     /// Keys that must be present, as older files rely on constants.
     pub required: &'static [&'static str],
     /// Default of `attention.temperature_length`, and whether only layers without RoPE have the temperature.
     pub temperature: Temperature,
     /// Whether norms follow the residual sums, `x = norm(x + attention(x))`, and there is no final norm.
     pub post_norm: bool,
+    /// Whether the residual stream of a block is the output of its norm:
+    /// `x = residual_scale * norm(x) + attention(norm(x))`.
+    pub normed_residual: bool,
+    /// Whether layers with `attn_norm_2` have lightning attention.
+    pub lightning: bool,
     /// Whether the query projection also gives a gate of each head, after its query; attention is multiplied by its
     /// sigmoid.
     pub gated_queries: bool,
     /// Number of layers with keys and values of their own; later ones read those of earlier layers.
     /// `attention.shared_kv_layers` takes precedence.
     pub kv_layers: Option<usize>,
+    /// Width of the embeddings that each layer has of its own; `embedding_length_per_layer_input` takes precedence.
+    pub layer_embeddings: usize,
+    /// AltUp: default number of residual streams; 0 for models with one.
+    pub streams: u32,
+    /// Default activation sparsity: of this number of leading layers, and the cutoff in standard deviations.
+    /// `activation_sparsity_scale` takes precedence.
+    pub sparsity: Option<(usize, f32)>,
+    /// Whether `layer_output_scale` is the factor of the token's embedding, which is added after each layer.
+    pub embedding_skips: bool,
+    /// T5: distance from which on keys have the same bias; 0 for models without such biases.
+    pub relative_distance: usize,
+    /// Activation of feed-forwards without a gate, if it is another.
+    pub ungated_act: Option<Activation>,
+    /// Beginning of the names of tensors that this family has beside others' names.
+    pub prefix: &'static str,
     /// Whether global layers rotate half of the elements that the file states.
     pub half_rotary: bool,
+    /// Kimi delta attention with a lower bound of decays: whether the factors A of the file are positive.
+    pub positive_decay_factors: bool,
     /// Delta net: whether value head h has the key head `h % n_key`, instead of `h / (n_value / n_key)`.
     pub tiled_value_heads: bool,
     /// Whether the Mamba layers are those of PLaMo 2, whose channels form heads.
     pub mamba_by_heads: bool,
+    /// Classification head of rerankers.
+    pub head: HeadKind,
+}
+
+/// What `rope.scaling.yarn_log_multiplier`, m, means for a scaling factor f.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum YarnLog {
+    /// Rotated vectors are multiplied by `(1 + 0.1 ln f) / (1 + 0.1 m ln f)`.
+    Magnitude,
+    /// Scores are multiplied by the square of `1 + m ln f`, rotated vectors not (DeepSeek).
+    Scores,
+    /// Rotated vectors are multiplied by `(1 + 0.1 ln f) / (1 + m ln f)`; scores by the square of that and `1 + m ln f`
+    /// (Mistral 4).
+    ScoresAndMagnitude,
+}
+
+/// Factors of a family whose files do not state them (MiniCPM).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Factors {
+    /// On embeddings.
+    pub embedding: f32,
+    /// On the outputs of sub-layers, times the square root of the number of layers.
+    pub depth: f32,
+    /// On logits, times the width of the model.
+    pub width: f32,
+}
+
+/// What the classification head of a reranker computes besides its products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadKind {
+    /// tanh after the hidden layer.
+    Tanh,
+    /// GELU after the hidden layer.
+    Gelu,
+    /// As [`HeadKind::Tanh`], and a softmax of the classes.
+    Softmax,
 }
 
 /// How the scores of experts become their weights.
@@ -161,6 +227,15 @@ pub enum Swiglu {
     Limited(f32),
 }
 
+/// Activation of the gate on attention outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutputGate {
+    /// The logistic function.
+    Sigmoid,
+    /// `ln(1 + exp(x))` (Laguna).
+    Softplus,
+}
+
 /// What the experts of a layer read, beside the feed-forward's input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpertInput {
@@ -170,6 +245,9 @@ pub enum ExpertInput {
     Layer,
     /// The router reads the input of the layer (SmallThinker).
     LayerForRouter,
+    /// Experts and router read the residual stream after attention, each with a norm of its own. The dense feed-forward
+    /// is beside the experts (Gemma 4).
+    Residual,
 }
 
 /// How pairs belong to the sections of multimodal RoPE. Text has the same position in the first three sections, and

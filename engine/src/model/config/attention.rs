@@ -9,7 +9,7 @@ use crate::kernels::attention::{KvHeads, MAX_GROUP, MAX_HEAD_DIM};
 use crate::math::pow;
 use crate::model::arch::{Arch, Temperature};
 use crate::model::keys::Keys;
-use crate::model::mixers::LayerKind;
+use crate::model::mixers::{LatentHeads, LayerKind, MixerKind, latent};
 
 /// Factor on queries by position: `1 + scale * ln(floor((pos + offset) / length) + 1)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -35,9 +35,16 @@ pub struct HeadConfig {
     pub key_dim: usize,
     /// Elements of a value.
     pub value_dim: usize,
+    /// Sizes of latent attention: there is one KV head, whose value is the beginning of its key.
+    pub latent: Option<LatentHeads>,
 }
 
 impl HeadConfig {
+    /// Elements of a key that RoPE may rotate.
+    pub fn rotated(&self) -> usize {
+        self.latent.map_or(self.key_dim, |latent| latent.rope)
+    }
+
     /// Elements of all queries of a token.
     pub fn q_width(&self) -> usize {
         self.n_head * self.key_dim
@@ -60,7 +67,7 @@ impl HeadConfig {
 
     /// The heads in KV pages.
     pub fn kv_heads(&self) -> KvHeads {
-        KvHeads { n: self.n_head_kv, key_dim: self.key_dim, value_dim: self.value_dim }
+        KvHeads { n: self.n_head_kv, key_dim: self.key_dim, value_dim: self.value_dim, latent: self.latent.is_some() }
     }
 }
 
@@ -81,10 +88,16 @@ pub(super) fn heads(
     };
     let kv_counts = keys.per_layer_u32("attention.head_count_kv", kinds.len())?;
     let n_head = keys.in_range(name, Some(counts[first]), 1..=MAX_WIDTH)?;
-    let dims = head_dims(keys, n_embd / n_head)?;
+    let dims = match kinds.iter().any(|kind| kind.mixer.has_attention() && kind.mixer != MixerKind::Latent) {
+        true => head_dims(keys, n_embd / n_head)?,
+        false => Default::default(),
+    };
     let heads = |i: usize| {
         if !has_attention(i) {
             return Ok(HeadConfig::default());
+        }
+        if kinds[i].mixer == MixerKind::Latent {
+            return latent::heads(keys, n_embd);
         }
         let [key_dim, value_dim] = dims[usize::from(local[i])];
         let n_head = keys.in_range(name, Some(counts[i]), 1..=MAX_WIDTH)?;
@@ -100,7 +113,7 @@ pub(super) fn heads(
             return Err(keys.wrong(name, found, format!("at most {MAX_GROUP} query heads per KV head")));
         }
         let dim = key_dim.max(value_dim);
-        if n_head * dim > MAX_WIDTH as usize {
+        if n_head.saturating_mul(dim) > MAX_WIDTH as usize {
             let most = MAX_WIDTH as usize / dim;
             return Err(keys.wrong(
                 name,
@@ -108,7 +121,7 @@ pub(super) fn heads(
                 format!("at most {most} (head_count * key_length is at most {MAX_WIDTH})"),
             ));
         }
-        Ok(HeadConfig { n_head, n_head_kv, key_dim, value_dim })
+        Ok(HeadConfig { n_head, n_head_kv, key_dim, value_dim, latent: None })
     };
     (0..kinds.len()).map(heads).collect()
 }

@@ -18,6 +18,8 @@ pub struct ExpertsConfig {
     pub n: usize,
     /// Experts per token.
     pub n_used: usize,
+    /// Width of an expert's input and output; `n_embd` unless experts work in a latent space.
+    pub width: usize,
     /// Width of an expert's feed-forward.
     pub n_ff: usize,
     /// Width of the shared expert's feed-forward.
@@ -32,7 +34,12 @@ pub struct ExpertsConfig {
     pub groups: Option<(usize, usize)>,
 }
 
-pub(super) fn experts(keys: &Keys<'_, '_>, arch: &Arch, n_ff: usize) -> Result<Option<ExpertsConfig>, LoadError> {
+pub(super) fn experts(
+    keys: &Keys<'_, '_>,
+    arch: &Arch,
+    n_embd: usize,
+    n_ff: usize,
+) -> Result<Option<ExpertsConfig>, LoadError> {
     let n = match keys.u32("expert_count")? {
         None | Some(0) => return Ok(None),
         v => keys.in_range("expert_count", v, 1..=MAX_EXPERTS)?,
@@ -81,6 +88,10 @@ pub(super) fn experts(keys: &Keys<'_, '_>, arch: &Arch, n_ff: usize) -> Result<O
     Ok(Some(ExpertsConfig {
         n,
         n_used,
+        width: match keys.u32("moe_latent_size")? {
+            None | Some(0) => n_embd,
+            v => keys.in_range("moe_latent_size", v, 1..=MAX_WIDTH)?,
+        },
         n_ff: expert_ff,
         n_ff_shared,
         gating,

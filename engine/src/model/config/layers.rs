@@ -43,6 +43,7 @@ pub(super) fn layers(
     };
     let n_dense = keys.u32("leading_dense_block_count")?.unwrap_or(0) as usize;
     let xielu = xielu(keys, n_layer)?;
+    let rescale = keys.u32("rescale_every_n_layers")?.unwrap_or(0) as usize;
     let any_local = local.contains(&true);
     let [expert_limits, shared_limits] =
         [keys.per_layer_f32("swiglu_clamp_exp", n_layer)?, keys.per_layer_f32("swiglu_clamp_shexp", n_layer)?];
@@ -56,13 +57,14 @@ pub(super) fn layers(
     }
     let n_ff = ff_widths(keys, arch, kinds, n_embd)?;
     let key_dim = |of_local: bool| {
-        (0..n_layer).find(|i| local[*i] == of_local && kinds[*i].mixer.has_attention()).map(|i| heads[i].key_dim)
+        (0..n_layer).find(|i| local[*i] == of_local && kinds[*i].mixer.has_attention()).map(|i| heads[i].rotated())
     };
     let (global, near) = match arch.rope {
         Some(_) if arch.rotated != Rotated::None => rotations(keys, arch, n_ctx_train, [false, true].map(key_dim))?,
         _ => Default::default(),
     };
     let scale = keys.optional("attention.scale")?.or(keys.optional("attention.output_scale")?);
+    let sparsity = sparsity(keys, arch, n_layer)?;
     let is_finetuned = keys.bool("rope.scaling.finetuned")?.unwrap_or(true);
     let mut ropes = Vec::new();
     let mut layers = Vec::with_capacity(n_layer);
@@ -100,13 +102,20 @@ pub(super) fn layers(
                 Swiglu::Limited(limit) if expert_limits[i] == 0.0 => limit,
                 _ => expert_limits[i],
             },
+            output_scale: if rescale > 0 && (i + 1) % rescale == 0 { 0.5 } else { 1.0 },
             xielu: xielu.as_ref().map(|all| all[i]),
             shared_limit: shared_limits[i],
             mixer: kinds[i].mixer,
             has_ffn: kinds[i].has_ffn,
-            attn_scale: scale.unwrap_or_else(|| score_scale(arch, &heads[i], (n_layer, n_embd))),
+            attn_scale: scale.unwrap_or_else(|| {
+                let scaling = rope.and_then(|rope| ropes[rope].scaling);
+                score_scale(arch, &heads[i], (n_layer, n_embd)) * scaling.map_or(1.0, |s| s.score_factor)
+            }),
             heads: heads[i],
             n_ff: n_ff[i],
+            sparsity: sparsity[i],
+            block: i,
+            after: None,
             kv_layer: 0,
             owns_kv: true,
             state_at: 0,
@@ -168,10 +177,25 @@ fn ff_widths(keys: &Keys<'_, '_>, arch: &Arch, kinds: &[LayerKind], n_embd: usiz
     (0..kinds.len()).map(width).collect()
 }
 
+/// Activation sparsity of the layers; those without have 0 or -infinity in files.
+fn sparsity(keys: &Keys<'_, '_>, arch: &Arch, n_layer: usize) -> Result<Vec<f32>, LoadError> {
+    let name = "activation_sparsity_scale";
+    let Some((n, scale)) = arch.sparsity else { return Ok(vec![0.0; n_layer]) };
+    let values = match keys.f32_array(name)? {
+        None => (0..n_layer).map(|i| if i < n { scale } else { 0.0 }).collect(),
+        Some(values) => values,
+    };
+    if values.len() != n_layer || values.iter().any(|v| v.is_nan() || *v == f32::INFINITY) {
+        return Err(keys.wrong(name, format!("{} values", values.len()), format!("{n_layer} numbers")));
+    }
+    Ok(values.into_iter().map(|v| if v > 0.0 { v } else { 0.0 }).collect())
+}
+
 /// Factor of attention scores if the file has none, of a model of `n_layer` layers.
 fn score_scale(arch: &Arch, heads: &HeadConfig, (n_layer, n_embd): (usize, usize)) -> f32 {
     let is_by_width = arch.scaled_by_width == Some(n_layer) && heads.n_head > 0;
-    let width = if is_by_width { n_embd / heads.n_head } else { heads.key_dim };
+    let dim = heads.latent.map_or(heads.key_dim, |latent| latent.query());
+    let width = if is_by_width { n_embd / heads.n_head } else { dim };
     match arch.score_scale {
         ScoreScale::Root => 1.0 / sqrt(width as f32),
         ScoreScale::Inverse => 1.0 / heads.key_dim as f32,

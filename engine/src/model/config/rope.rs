@@ -26,7 +26,7 @@ pub(super) fn rotations(
         }
         [None, None] => [0; 2],
     };
-    let scaling = Some(Scaling::read(keys, n_ctx_train, arch.beta_fast)?);
+    let scaling = Some(Scaling::read(keys, n_ctx_train, arch)?);
     let global = RopeConfig { base, scaling, n_rot, unrotated: unrotated(keys, arch.sections, n_rot / 2)? };
     if key_dims[1].is_none() {
         let near = global.clone();

@@ -7,12 +7,15 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::{
-    AttentionWeights, Dense, Experts, FeedForward, Layer, Linear, LinearGroup, Mixer, Norm, Recurrent, ResidualOrder,
-    RopeDivisors, SharedExpert, Weights,
+    AltUp, AltUpProjections, AttentionWeights, ChannelMix, Dense, Experts, FeedForward, Laurel, Layer, LayerEmbedding,
+    LayerEmbeddings, Linear, LinearGroup, Mixer, Norm, Recurrent, ResidualOrder, RopeDivisors, SharedExpert, Weights,
 };
 use crate::error::LoadError;
-use crate::model::config::Config;
+use crate::math::{ln, sqrt};
+use crate::model::classifier::Classifier;
+use crate::model::config::{Config, MixerKind};
 use crate::model::loader::LoadedTensors;
+use crate::model::mixers::LatentWeights;
 use crate::model::projection;
 use crate::model::roles::tensor_error;
 
@@ -22,7 +25,8 @@ impl Weights {
     /// # Errors
     /// [`LoadError`] of a tensor that is missing, or whose shape does not fit another's.
     pub(in crate::model) fn new(tensors: &mut LoadedTensors, c: &Config) -> Result<Weights, LoadError> {
-        let layers = (0..c.n_layer()).map(|i| layer(tensors, c, i)).collect::<Result<Vec<_>, _>>()?;
+        let mut layers = (0..c.n_blocks()).map(|i| layer(tensors, c, i)).collect::<Result<Vec<_>, _>>()?;
+        share_biases(c, &mut layers)?;
         // without this norm a block is parallel: all layers must have it, or none
         let lacks_norm = |l: &Layer| l.ffn_norm.is_none() && !matches!(l.ffn, FeedForward::None);
         if layers.iter().any(|l| l.ffn_norm.is_some())
@@ -44,6 +48,19 @@ impl Weights {
             } else {
                 None
             },
+            low_state: tensors.optional("hrm.z_l_init"),
+            altup: match (tensors.matrices("altup_proj.weight"), tensors.matrices("altup_unembd_proj.weight")) {
+                (Some(split), Some(merge)) => Some(AltUpProjections { split, merge }),
+                _ => None,
+            },
+            layer_embeddings: match c.n_embd_layer {
+                0 => None,
+                _ => Some(LayerEmbeddings {
+                    table: tensors.matrix("per_layer_token_embd.weight")?,
+                    proj: linear(tensors, "per_layer_model_proj")?,
+                    norm: required_norm(tensors, "per_layer_proj_norm")?,
+                }),
+            },
             embedding_norm: norm(tensors, "token_embd_norm")?.or(plain(c.arch.plain_embedding_norm, c.n_embd)),
             positions: if c.learned_positions { Some(tensors.matrix("position_embd.weight")?) } else { None },
             layers,
@@ -52,11 +69,12 @@ impl Weights {
             output: if tensors.has("output.weight") { Some(tensors.matrix("output.weight")?) } else { None },
             rope_divisors,
             projections: projections(tensors, c.n_embd)?,
+            classifier: Classifier::load(tensors, c)?,
         })
     }
 }
 
-fn missing(name: &str) -> LoadError {
+pub(in crate::model) fn missing(name: &str) -> LoadError {
     LoadError::MissingTensor { name: name.into() }
 }
 
@@ -118,38 +136,118 @@ fn projections(tensors: &mut LoadedTensors, mut width: usize) -> Result<Vec<Line
     Ok(all)
 }
 
+/// A norm of heads, with a factor per element if the file has one per head.
+fn per_element(norm: Norm, dim: usize) -> Norm {
+    if norm.width > 1 || norm.bias.is_some() {
+        return norm;
+    }
+    let weight = norm.weight.iter().flat_map(|w| core::iter::repeat_n(*w, dim)).collect();
+    Norm { weight, width: dim, ..norm }
+}
+
+/// Biases by distance, (n_head, 2 * max + 1), from those of buckets, (buckets, n_head). Half of the buckets are for later
+/// tokens. Half of those have one distance each, the others ranges that grow with the logarithm (T5).
+fn distance_biases(values: &[f32], n_head: usize, max: usize) -> Vec<f32> {
+    let n = values.len() / n_head / 2;
+    let exact = (n / 2).max(1);
+    let bucket = |i: usize| {
+        let distance = i.abs_diff(max);
+        let bucket = match distance < exact {
+            true => distance,
+            false => {
+                // in single precision, as the model's makers
+                let log = |x: f64| ln(x) as f32;
+                let part = log((distance as f32 / exact as f32).into()) / log(max as f64 / exact as f64);
+                (exact + (part * (n - exact) as f32) as usize).min(n - 1)
+            }
+        };
+        bucket + if i > max { n } else { 0 }
+    };
+    (0..n_head).flat_map(|h| (0..2 * max + 1).map(move |i| values[bucket(i) * n_head + h])).collect()
+}
+
 fn attention(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<AttentionWeights, LoadError> {
     let name = |part: &str| format!("blk.{i}.{part}");
-    let heads = &c.layers[i].heads;
+    let config = c.block(i);
+    let (heads, owns_kv) = (&config.heads, config.owns_kv);
+    let has_values = tensors.has(&name("attn_v.weight")) || tensors.has(&name("attn_qkv.weight"));
+    let values_from_keys = owns_kv && c.arch.values_from_keys && !has_values;
+    if values_from_keys && heads.key_dim != heads.value_dim {
+        return Err(missing(&name("attn_v.weight")));
+    }
     let mut qkv = if tensors.has(&name("attn_qkv.weight")) {
         let parts = [c.q_rows(heads), heads.k_width(), heads.v_width()];
         LinearGroup::fused(linear(tensors, &name("attn_qkv"))?, &parts)
     } else {
-        LinearGroup::separate(
-            ["attn_q", "attn_k", "attn_v"].map(|p| linear(tensors, &name(p))).into_iter().collect::<Result<_, _>>()?,
-        )
+        let mut group = LinearGroup::separate(vec![linear(tensors, &name("attn_q"))?]);
+        if owns_kv {
+            group.push(linear(tensors, &name("attn_k"))?);
+        }
+        if owns_kv && !values_from_keys {
+            group.push(linear(tensors, &name("attn_v"))?);
+        } else if owns_kv {
+            group.reserve(heads.v_width());
+        }
+        group
     };
-    if tensors.has(&name("attn_gate.weight")) {
+    let kv_at = match qkv.part_starts[..] {
+        [_, k_at, v_at, ..] => [k_at, v_at],
+        _ => [0; 2],
+    };
+    let gate_at = tensors.has(&name("attn_gate.weight")).then_some(qkv.stride);
+    if gate_at.is_some() {
         qkv.push(linear(tensors, &name("attn_gate"))?);
     }
-    let head_norm = || plain(c.plain_head_norms && c.layers[i].rope.is_some(), heads.key_dim);
+    let head_norm = || plain(c.plain_head_norms && config.rope.is_some(), heads.key_dim);
     Ok(AttentionWeights {
         qkv,
+        kv_at,
+        gate_at,
+        values_from_keys,
+        v_norm: plain(c.arch.plain_value_norm, heads.value_dim),
         attn_sub_norm: norm(tensors, &name("attn_sub_norm"))?,
+        distance_bias: match tensors.vector(&name("attn_rel_b.weight")) {
+            Some((values, n_head)) => Some(distance_biases(&values, n_head, c.arch.relative_distance)),
+            None => None,
+        },
         sinks: tensors.optional(&name("attn_sinks.weight")),
-        q_norm: norm(tensors, &name("attn_q_norm"))?.or_else(head_norm),
-        k_norm: norm(tensors, &name("attn_k_norm"))?.or_else(head_norm),
+        q_norm: norm(tensors, &name("attn_q_norm"))?.map(|n| per_element(n, heads.key_dim)).or_else(head_norm),
+        k_norm: norm(tensors, &name("attn_k_norm"))?.map(|n| per_element(n, heads.key_dim)).or_else(head_norm),
         o: linear(tensors, &name("attn_output"))?,
     })
 }
 
+/// Layers without biases by distance have those of the first.
+fn share_biases(c: &Config, layers: &mut [Layer]) -> Result<(), LoadError> {
+    let mut first: Option<Vec<f32>> = None;
+    for (i, layer) in layers.iter_mut().enumerate().filter(|_| c.relative_buckets > 0) {
+        let Mixer::Attention(a) = &mut layer.mixer else { continue };
+        let len = c.block(i).heads.n_head * (2 * c.arch.relative_distance + 1);
+        if a.distance_bias.is_none() {
+            a.distance_bias = first.clone().filter(|biases| biases.len() == len);
+        }
+        match &a.distance_bias {
+            None => return Err(missing(&format!("blk.{i}.attn_rel_b.weight"))),
+            Some(biases) if first.is_none() => first = Some(biases.clone()),
+            Some(_) => {}
+        }
+    }
+    Ok(())
+}
+
 fn mixer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Mixer, LoadError> {
-    let kind = c.layers[i].mixer;
+    let kind = c.block(i).mixer;
     let recurrent = match c.recurrent.as_ref().filter(|_| kind.is_recurrent()) {
         Some(config) => Some(Recurrent::load(config, tensors, i)?),
         None => None,
     };
+    if let Some(sizes) = c.block(i).heads.latent {
+        return Ok(Mixer::Latent(Box::new(LatentWeights::load(c.block(i), sizes, tensors, i)?)));
+    }
     let attention = if kind.has_attention() { Some(attention(tensors, c, i)?) } else { None };
+    if kind == MixerKind::Linear {
+        return Ok(Mixer::Linear(Box::new(linear(tensors, &format!("blk.{i}.attn_output"))?)));
+    }
     Ok(match (attention, recurrent) {
         (Some(a), Some(r)) => Mixer::Both(Box::new((a, r))),
         (Some(a), None) => Mixer::Attention(Box::new(a)),
@@ -167,11 +265,14 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
         core::mem::swap(&mut attn_norm, &mut ffn_norm);
     }
     let ffn = match &c.experts {
-        _ if !c.layers[i].has_ffn => FeedForward::None,
+        _ if !c.block(i).has_ffn => FeedForward::None,
         Some(e) if tensors.has(&name("ffn_gate_inp.weight")) => {
-            FeedForward::Experts(Box::new(experts(tensors, c, (e.n, c.layers[i].n_ff), &name)?))
+            FeedForward::Experts(Box::new(experts(tensors, c, (e.n, c.block(i).n_ff), &name)?))
         }
-        _ => FeedForward::Dense(Box::new(dense(tensors, c.layers[i].n_ff, "", &name)?)),
+        _ if tensors.has(&name("channel_mix_key.weight")) => {
+            FeedForward::ChannelMix(Box::new(ChannelMix::load(tensors, &name)?))
+        }
+        _ => FeedForward::Dense(Box::new(dense(tensors, c.block(i).n_ff, "", &name)?)),
     };
     let is_partial = matches!(mixer, Mixer::None) || matches!(ffn, FeedForward::None);
     if matches!(mixer, Mixer::None) && ffn_norm.is_none() {
@@ -192,8 +293,19 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
     let order = match (norm(tensors, &name("attn_output_norm"))?, norm(tensors, &name("layer_output_norm"))?) {
         (Some(attn), Some(ffn)) => ResidualOrder::PostNorm([attn, ffn]),
         _ if parallel => ResidualOrder::Parallel,
+        _ if c.n_altup > 0 => ResidualOrder::AltUp(Box::new(altup(tensors, &name)?)),
+        _ if c.arch.normed_residual => ResidualOrder::Normed,
         _ => ResidualOrder::Serial,
     };
+    let embedding = match c.n_embd_layer {
+        0 => None,
+        _ => Some(LayerEmbedding {
+            gate: linear(tensors, &name("inp_gate"))?,
+            proj: linear(tensors, &name("proj"))?,
+            norm: required_norm(tensors, &name("post_norm"))?,
+        }),
+    };
+    let output_scale = tensors.optional(&name("layer_output_scale.weight")).and_then(|v| v.first().copied());
     let with_eps = |norm: Norm| Norm { eps: c.arch.post_norm_eps, ..norm };
     Ok(Layer {
         order,
@@ -202,8 +314,31 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
         post_attn_norm: norm(tensors, &name("post_attention_norm"))?.map(with_eps),
         ffn,
         post_ffn_norm: norm(tensors, &name("post_ffw_norm"))?.map(with_eps),
+        embedding,
+        output_scale: output_scale.filter(|_| !c.arch.embedding_skips),
+        embedding_skip: output_scale.filter(|_| c.arch.embedding_skips),
         attn_norm,
         ffn_norm,
+    })
+}
+
+fn altup(tensors: &mut LoadedTensors, name: &dyn Fn(&str) -> String) -> Result<AltUp, LoadError> {
+    let laurel = Laurel {
+        left: linear(tensors, &name("laurel_l"))?,
+        right: linear(tensors, &name("laurel_r"))?,
+        norm: required_norm(tensors, &name("laurel_post_norm"))?,
+    };
+    if laurel.left.w.rows() != laurel.right.w.k() {
+        let [found, expected] = [laurel.right.w.k(), laurel.left.w.rows()].map(|rank| format!("rank {rank}"));
+        return Err(tensor_error(&name("laurel_r.weight"), &found, &format!("{expected}, that of laurel_l.weight")));
+    }
+    Ok(AltUp {
+        router_norm: required_norm(tensors, &name("altup_router_norm"))?,
+        router: linear(tensors, &name("altup_router"))?,
+        predict: tensors.required(&name("altup_predict_coef.weight"))?,
+        correct: tensors.required(&name("altup_correct_coef.weight"))?,
+        correct_scale: tensors.required(&name("altup_correct_scale.weight"))?,
+        laurel,
     })
 }
 
@@ -238,12 +373,15 @@ fn experts(
     (n, n_ff): (usize, usize),
     name: &dyn Fn(&str) -> String,
 ) -> Result<Experts, LoadError> {
+    let fused = tensors.matrices(&name("ffn_gate_up_exps.weight"));
     let mut stack = |part: &str| match tensors.matrices(&name(&format!("{part}_exps.weight"))) {
         Some(all) => Ok(all),
         None => (0..n).map(|i| tensors.matrix(&name(&format!("{part}.{i}.weight")))).collect(),
     };
-    let gate = if !c.arch.plain_experts { stack("ffn_gate")? } else { Vec::new() };
-    let (up, down) = (stack("ffn_up")?, stack("ffn_down")?);
+    let is_separate = fused.is_none() && !c.arch.plain_experts;
+    let gate = if is_separate { stack("ffn_gate")? } else { Vec::new() };
+    let up = if let Some(fused) = fused { fused } else { stack("ffn_up")? };
+    let down = stack("ffn_down")?;
     let biases = ["gate", "up", "down"].map(|part| tensors.optional(&name(&format!("ffn_{part}_exps.bias"))));
     let shared_gate = name("ffn_gate_inp_shexp");
     let shared = if tensors.has(&name("ffn_up_shexp.weight")) {
@@ -252,21 +390,43 @@ fn experts(
             false => None,
         };
         // a shared expert is never fused, so its width must not match `2 * n_ff`
-        Some(SharedExpert { gate, ffn: dense(tensors, usize::MAX / 2, "_shexp", name)? })
+        Some(SharedExpert { gate, ffn: dense(tensors, usize::MAX / 2, "_shexp", name)?, post_norm: None })
     } else if c.arch.dense_beside_experts && tensors.has(&name("ffn_up.weight")) {
-        Some(SharedExpert { gate: None, ffn: dense(tensors, n_ff, "", name)? })
+        Some(SharedExpert {
+            gate: None,
+            ffn: dense(tensors, n_ff, "", name)?,
+            post_norm: norm(tensors, &name("post_ffw_norm_1"))?,
+        })
     } else {
         None
     };
-    let input_norm = norm(tensors, &name("ffn_norm_exps"))?;
+    let input_norm = match norm(tensors, &name("ffn_norm_exps"))? {
+        None => norm(tensors, &name("pre_ffw_norm_2"))?,
+        norm => norm,
+    };
+    let router_norm = tensors.optional(&name("ffn_gate_inp.scale")).map(|mut weight| {
+        let factor = 1.0 / sqrt(c.n_embd as f32);
+        weight.iter_mut().for_each(|w| *w *= factor);
+        Norm { weight, bias: None, eps: None, width: c.n_embd }
+    });
     let selection_bias = tensors.optional(&name("exp_probs_b.bias"));
+    let width = c.experts.map_or(c.n_embd, |e| e.width);
+    let latent = if width != c.n_embd || tensors.has(&name("ffn_latent_down.weight")) {
+        Some([linear(tensors, &name("ffn_latent_down"))?, linear(tensors, &name("ffn_latent_up"))?])
+    } else {
+        None
+    };
     Ok(Experts {
         router: linear(tensors, &name("ffn_gate_inp"))?,
         selection_bias,
         gate,
         up,
         down,
+        latent,
         input_norm,
+        router_norm,
+        post_norm: norm(tensors, &name("post_ffw_norm_2"))?,
+        output_scale: tensors.optional(&name("ffn_down_exps.scale")),
         biases,
         shared,
     })

@@ -17,6 +17,7 @@ pub mod ollama;
 pub mod options;
 pub mod params;
 pub mod receipts;
+pub mod rerank;
 pub mod responses;
 pub mod slots;
 pub mod sse;

@@ -7,15 +7,16 @@ use core::ops::Range;
 use super::lanes::LaneKernel;
 use super::scalar::ScalarKernel;
 use super::softmax_state::{SoftmaxState, scale};
-use super::{AttendScratch, Attention, CHUNK, KvLayer, KvType, MAX_COLUMNS, MAX_HEAD_DIM, PAGE, Span};
+use super::{AttendScratch, Attention, CHUNK, DistanceBias, KvLayer, KvType, MAX_COLUMNS, PAGE, Span};
 use crate::kernels::cpu::Op;
 use crate::kernels::simd::Simd;
 use crate::kernels::{Cpu, SharedOut};
 
-/// A block of consecutive tokens of one sequence, attending through one KV head over a range of chunks.
+/// A block of consecutive tokens of one sequence, attending with some query heads of one KV head over a range of chunks.
 pub(super) struct AttentionBlock<'a> {
     pub(super) of: &'a Attention<'a>,
     pub(super) head: usize,
+    pub(super) query_heads: Range<usize>,
     pub(super) span: &'a Span<'a>,
     /// First row of the block in the batch, and its number of rows.
     pub(super) row: usize,
@@ -49,8 +50,14 @@ impl AttentionBlock<'_> {
         &self.of.kv
     }
 
+    /// Number of query heads of the block.
     pub(super) fn group(&self) -> usize {
-        self.of.n_head / self.kv().heads.n
+        self.query_heads.len()
+    }
+
+    /// The query head of a column.
+    fn query_head(&self, column: usize) -> usize {
+        self.query_heads.start + column % self.group()
     }
 
     /// The tokens of chunk `chunk` that the token at `pos` attends to, relative to the chunk.
@@ -65,7 +72,7 @@ impl AttentionBlock<'_> {
         let (group, d) = (self.group(), self.kv().heads.key_dim);
         let q = &mut q[..self.tokens * group * d];
         for (c, q) in q.chunks_exact_mut(d).enumerate() {
-            let at = (self.row + c / group) * self.of.q_stride + (self.head * group + c % group) * d;
+            let at = (self.row + c / group) * self.of.q_stride + self.query_head(c) * d;
             q.copy_from_slice(&self.of.q[at..at + d]);
         }
         if self.kv().kv_type == KvType::F16 {
@@ -74,11 +81,18 @@ impl AttentionBlock<'_> {
         q
     }
 
-    /// ALiBi: `s[t] = s[t] + slope * -|t - pos|` for the scores of a column of the block.
+    /// ALiBi: `s[t] = s[t] + slope * -|t - pos|` for the scores of a column of the block; or a bias by `t - pos`.
     #[inline(always)]
     fn add_distances(&self, chunk: usize, column: usize, pos: usize, s: &mut [f32]) {
+        let head = self.query_head(column);
+        if let Some(DistanceBias { table, max }) = self.of.bias {
+            let table = &table[head * (2 * max + 1)..][..2 * max + 1];
+            for (t, s) in s.iter_mut().enumerate() {
+                *s += table[(chunk * CHUNK + t + max).saturating_sub(pos).min(2 * max)];
+            }
+        }
         let Some(slopes) = self.of.alibi else { return };
-        let slope = slopes[self.head * self.group() + column % self.group()];
+        let slope = slopes[head];
         for (t, s) in s.iter_mut().enumerate() {
             *s += slope * -((chunk * CHUNK + t).abs_diff(pos) as f32);
         }
@@ -110,8 +124,9 @@ impl AttentionBlock<'_> {
     pub(super) fn run(&self, cpu: Cpu, out: BlockOutput<'_>, scratch: &mut AttendScratch) {
         let (kv, of) = (self.kv(), self.of);
         let heads = kv.heads;
-        assert!(heads.key_dim.max(heads.value_dim) <= MAX_HEAD_DIM);
-        assert!(of.n_head.is_multiple_of(heads.n) && self.head < heads.n);
+        assert!(heads.is_supported() && of.n_head.is_multiple_of(heads.n) && self.head < heads.n);
+        let group = of.n_head / heads.n;
+        assert!(self.query_heads.start >= self.head * group && self.query_heads.end <= (self.head + 1) * group);
         assert!(self.tokens > 0 && self.tokens * self.group() <= MAX_COLUMNS);
         assert!(self.span.end().div_ceil(PAGE) <= self.span.pages.len());
         assert!(scratch.dims >= kv.value_dims().max(heads.key_dim), "scratch made for a smaller head");
@@ -182,7 +197,7 @@ impl<'a> ChunkOp<'a> for AttendOp<'a> {
                 // all scores were NaN: writes a row of NaN, not the old contents of the scratch
                 o.fill(0.0);
             }
-            let (token, head) = (c / group, a.head * group + c % group);
+            let (token, head) = (c / group, a.query_head(c));
             match self.out {
                 BlockOutput::Rows { out, at } => {
                     running.add_sink(a.of.sinks.map(|sinks| sinks[head]), o);

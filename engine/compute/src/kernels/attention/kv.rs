@@ -1,6 +1,7 @@
 //! Layout of keys and values in pages, and writing them.
 
 use alloc::sync::Arc;
+use core::ops::Range;
 
 use super::super::act::{quantise, quantise_lanes};
 use super::super::cpu::Op;
@@ -14,6 +15,8 @@ use crate::pool::{Inline, Pool};
 pub const PAGE: usize = 16;
 /// Largest supported head dimension.
 pub const MAX_HEAD_DIM: usize = 512;
+/// Largest supported key of multi-head latent attention: the largest value and 128 rotated elements.
+pub const MAX_LATENT_DIM: usize = MAX_HEAD_DIM + 128;
 
 /// Storage type of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -57,10 +60,43 @@ pub struct KvHeads {
     pub key_dim: usize,
     /// Elements of a value.
     pub value_dim: usize,
+    /// Whether the first elements of a key are its value, which is not stored again (multi-head latent attention).
+    /// `value_dim` is then a multiple of 16.
+    pub latent: bool,
+}
+
+impl KvHeads {
+    /// Heads whose keys and values are stored separately.
+    pub const fn separate(n: usize, key_dim: usize, value_dim: usize) -> KvHeads {
+        KvHeads { n, key_dim, value_dim, latent: false }
+    }
+
+    /// One head whose value is the beginning of its key.
+    pub const fn latent(key_dim: usize, value_dim: usize) -> KvHeads {
+        KvHeads { n: 1, key_dim, value_dim, latent: true }
+    }
+
+    /// The parts of a key that have a scale each in int8: the whole key; or its value, and the rest.
+    pub(super) fn scaled_parts(&self) -> ([Range<usize>; 2], usize) {
+        let (middle, n) = if self.latent { (self.value_dim, 2) } else { (self.key_dim, 1) };
+        ([0..middle, middle..self.key_dim], n)
+    }
+
+    /// Whether the kernels have memory for heads of these dimensions.
+    pub(super) fn is_supported(&self) -> bool {
+        match self.latent {
+            true => {
+                let is_whole = self.value_dim.is_multiple_of(VIRTUAL_LANES) && self.value_dim <= self.key_dim;
+                is_whole && self.value_dim <= MAX_HEAD_DIM && self.key_dim <= MAX_LATENT_DIM
+            }
+            false => self.key_dim.max(self.value_dim) <= MAX_HEAD_DIM,
+        }
+    }
 }
 
 /// Keys and values of a layer in a page: the keys of all heads, then the values. Keys of a head as `[key_dim][16 tokens]`
 /// (int8: `[key_dim/4][16][4]` offset binary, then 16 f32 scales), values of a head as `[value_dim/16][16 tokens][16]`.
+/// Latent keys are their values too; in int8 they have 16 scales of the values, then 16 of the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvLayer {
     /// The heads.
@@ -77,8 +113,13 @@ impl KvLayer {
         match self.kv_type {
             KvType::F32 => dim * PAGE * 4,
             KvType::F16 => dim * PAGE * 2,
-            KvType::K8 => dim.next_multiple_of(4) * PAGE + PAGE * 4,
+            KvType::K8 => dim.next_multiple_of(4) * PAGE + self.scales_bytes(),
         }
+    }
+
+    /// Bytes of the scales of int8 keys, which follow them.
+    fn scales_bytes(&self) -> usize {
+        self.heads.scaled_parts().1 * PAGE * 4
     }
 
     pub(super) fn value_dims(&self) -> usize {
@@ -91,7 +132,11 @@ impl KvLayer {
     }
 
     pub(super) fn value_bytes(&self) -> usize {
-        self.value_dims() * PAGE * if self.kv_type == KvType::F32 { 4 } else { 2 }
+        match self.kv_type {
+            _ if self.heads.latent => 0,
+            KvType::F32 => self.value_dims() * PAGE * 4,
+            KvType::F16 | KvType::K8 => self.value_dims() * PAGE * 2,
+        }
     }
 
     /// Bytes of the layer in a page.
@@ -173,7 +218,7 @@ impl KvLayout {
             match self.kv_type {
                 KvType::F32 => f32s(keys) && f32s(values),
                 KvType::F16 => f16s(keys) && f16s(values),
-                KvType::K8 => f32s(&keys[keys.len() - PAGE * 4..]) && f16s(values),
+                KvType::K8 => f32s(&keys[keys.len() - layer.scales_bytes()..]) && f16s(values),
             }
         })
     }
@@ -189,7 +234,7 @@ pub struct Slot {
 }
 
 /// Rows of keys and values to write: the keys of row r, (n_head_kv, key_dim), start at `r * stride + k_at`, its values,
-/// (n_head_kv, value_dim), at `r * stride + v_at`.
+/// (n_head_kv, value_dim), at `r * stride + v_at`. Latent keys contain their values, which are not read.
 #[derive(Clone, Copy)]
 pub struct KvRows<'a> {
     /// The rows.
@@ -211,8 +256,9 @@ pub struct KvRows<'a> {
 /// # Panics
 /// If a row or slot is outside its buffer.
 pub fn write_kv(cpu: Cpu, pool: &dyn Pool, kv: &KvLayer, rows: KvRows<'_>, memory: &mut KvMemory) {
-    let KvHeads { n, key_dim, value_dim } = kv.heads;
-    assert!(key_dim.max(value_dim) <= MAX_HEAD_DIM && kv.start + kv.len_bytes() <= memory.page_bytes());
+    let KvHeads { n, key_dim, latent, .. } = kv.heads;
+    let value_dim = if latent { 0 } else { kv.heads.value_dim };
+    assert!(kv.heads.is_supported() && kv.start + kv.len_bytes() <= memory.page_bytes());
     assert!(rows.x.len() >= (rows.slots.len() * rows.stride));
     assert!(rows.k_at + n * key_dim <= rows.stride && rows.v_at + n * value_dim <= rows.stride);
     let pages = memory.shared();
@@ -227,7 +273,7 @@ pub fn write_kv(cpu: Cpu, pool: &dyn Pool, kv: &KvLayer, rows: KvRows<'_>, memor
             };
             let k = &row[rows.k_at + head * key_dim..][..key_dim];
             let v = &row[rows.v_at + head * value_dim..][..value_dim];
-            cpu.run(WriteKv { kv_type: kv.kv_type, k, v, keys, values, slot: slot.token as usize });
+            cpu.run(WriteKv { kv, k, v, keys, values, slot: slot.token as usize });
         }
     };
     // waking other threads costs more than writing a few rows
@@ -237,7 +283,7 @@ pub fn write_kv(cpu: Cpu, pool: &dyn Pool, kv: &KvLayer, rows: KvRows<'_>, memor
 
 /// Writes the key and value of one token and head.
 struct WriteKv<'a> {
-    kv_type: KvType,
+    kv: &'a KvLayer,
     k: &'a [f32],
     v: &'a [f32],
     keys: &'a mut [u8],
@@ -245,11 +291,11 @@ struct WriteKv<'a> {
     slot: usize,
 }
 
-const F16_MAX: f32 = 65504.0;
+pub(super) const F16_MAX: f32 = 65504.0;
 
 /// `x` within `-limit..=limit`; NaN becomes `-limit`.
 #[inline(always)]
-fn clamp(x: f32, limit: f32) -> f32 {
+pub(super) fn clamp(x: f32, limit: f32) -> f32 {
     let bound = if x > 0.0 { limit } else { -limit };
     if limit > x.abs() { x } else { bound }
 }
@@ -297,9 +343,9 @@ impl Op for WriteKv<'_> {
 impl WriteKv<'_> {
     #[inline(always)]
     fn write(self, to_f16: impl Fn(&[f32], &mut [u16]), quantise: impl Fn(&[f32], &mut [i8]) -> f32) {
-        let (d, slot) = (self.k.len(), self.slot);
-        let mut h = [0u16; MAX_HEAD_DIM];
-        match self.kv_type {
+        let (kv_type, d, slot) = (self.kv.kv_type, self.k.len(), self.slot);
+        let mut h = [0u16; MAX_LATENT_DIM];
+        match kv_type {
             KvType::F32 => {
                 for (x, tokens) in self.k.iter().zip(self.keys.chunks_exact_mut(PAGE * 4)) {
                     tokens[slot * 4..][..4].copy_from_slice(&clamp(*x, f32::MAX).to_le_bytes());
@@ -313,16 +359,19 @@ impl WriteKv<'_> {
                 }
             }
             KvType::K8 => {
-                let mut q = [0i8; MAX_HEAD_DIM];
-                let scale = quantise(self.k, &mut q[..d]);
+                let mut q = [0i8; MAX_LATENT_DIM];
+                let (parts, n) = self.kv.heads.scaled_parts();
                 let (keys, scales) = self.keys.split_at_mut(d.next_multiple_of(4) * PAGE);
+                for (part, scales) in parts.into_iter().zip(scales.chunks_exact_mut(PAGE * 4)).take(n) {
+                    let scale = quantise(&self.k[part.clone()], &mut q[part]);
+                    scales[slot * 4..][..4].copy_from_slice(&scale.to_le_bytes());
+                }
                 for (q, tokens) in q.chunks_exact(4).zip(keys.chunks_exact_mut(PAGE * 4)) {
                     tokens[slot * 4..][..4].copy_from_slice(&[q[0], q[1], q[2], q[3]].map(|q| q as u8 ^ 0x80));
                 }
-                scales[slot * 4..][..4].copy_from_slice(&scale.to_le_bytes());
             }
         }
-        if self.kv_type == KvType::F32 {
+        if kv_type == KvType::F32 {
             for (x, group) in self.v.chunks(VIRTUAL_LANES).zip(self.values.chunks_exact_mut(PAGE * VIRTUAL_LANES * 4)) {
                 for (x, out) in x.iter().zip(group[slot * VIRTUAL_LANES * 4..].chunks_exact_mut(4)) {
                     out.copy_from_slice(&clamp(*x, f32::MAX).to_le_bytes());

@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn pages_keep_their_contents_in_any_commit_order() {
-        let layout = KvLayout::new(KvType::F32, [KvHeads { n: 1, key_dim: 8, value_dim: 8 }]);
+        let layout = KvLayout::new(KvType::F32, [KvHeads::separate(1, 8, 8)]);
         for (n_pages, shift) in [(1, 0), (5, 0), (5, 1), (8, 2), (9, 2), (9, 3), (9, 4)] {
             let mut memory = KvMemory::with_segments(&layout, n_pages, shift).expect("memory");
             assert_eq!(memory.committed_bytes(), 0);
