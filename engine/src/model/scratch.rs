@@ -309,7 +309,10 @@ impl Model {
                         dense(&s.ffn);
                     }
                     if let Some(x) = &c.experts {
-                        step(forms(e.gate.iter().chain(&e.up)), (2 * padded(x.n_ff), x.n_ff), x.n_used);
+                        for m in [&e.matrices].into_iter().chain(&e.adjugates) {
+                            let n_ff = m.down.first().map_or(0, Matrix::k);
+                            step(forms(m.gate.iter().chain(&m.up)), (2 * padded(n_ff), n_ff), x.n_used);
+                        }
                     }
                 }
             }

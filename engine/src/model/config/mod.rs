@@ -10,8 +10,8 @@ use alloc::vec::Vec;
 
 pub use attention::{HeadConfig, TemperatureConfig};
 use attention::{slopes, temperature};
-pub use experts::ExpertsConfig;
 use experts::experts;
+pub use experts::{AdjugatesConfig, ExpertsConfig};
 use layers::{layers, place};
 
 use super::arch::{ARCHS, Alibi, Arch};

@@ -7,8 +7,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::{
-    AttentionWeights, Dense, Experts, FeedForward, Layer, Linear, LinearGroup, Mixer, Norm, Recurrent, ResidualOrder,
-    RopeDivisors, SharedExpert, Weights,
+    AttentionWeights, Dense, ExpertMatrices, Experts, FeedForward, Layer, Linear, LinearGroup, Mixer, Norm, Recurrent,
+    ResidualOrder, RopeDivisors, SharedExpert, Weights,
 };
 use crate::error::LoadError;
 use crate::model::config::Config;
@@ -249,6 +249,19 @@ fn experts(
     let gate = if !c.arch.plain_experts { stack("ffn_gate")? } else { Vec::new() };
     let (up, down) = (stack("ffn_up")?, stack("ffn_down")?);
     let biases = ["gate", "up", "down"].map(|part| tensors.optional(&name(&format!("ffn_{part}_exps.bias"))));
+    let mut adjugate = |part: &str| {
+        let name = name(&format!("ffn_{part}_chexps.weight"));
+        tensors.matrices(&name).ok_or(LoadError::MissingTensor { name })
+    };
+    let adjugates = match c.experts.and_then(|e| e.adjugates) {
+        Some(_) => Some(ExpertMatrices {
+            gate: adjugate("gate")?,
+            up: adjugate("up")?,
+            down: adjugate("down")?,
+            biases: Default::default(),
+        }),
+        None => None,
+    };
     let shared_gate = name("ffn_gate_inp_shexp");
     let shared = if tensors.has(&name("ffn_up_shexp.weight")) {
         let gate = match tensors.has(&format!("{shared_gate}.weight")) {
@@ -267,11 +280,9 @@ fn experts(
     Ok(Experts {
         router: linear(tensors, &name("ffn_gate_inp"))?,
         selection_bias,
-        gate,
-        up,
-        down,
+        matrices: ExpertMatrices { gate, up, down, biases },
+        adjugates,
         input_norm,
-        biases,
         shared,
     })
 }

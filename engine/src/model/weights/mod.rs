@@ -59,18 +59,38 @@ pub struct Experts {
     pub router: Linear,
     /// Added to the scores by which experts are selected (n_expert).
     pub selection_bias: Option<Vec<f32>>,
+    /// The experts.
+    pub matrices: ExpertMatrices,
+    /// Adjugate experts, which groups of experts share.
+    pub adjugates: Option<ExpertMatrices>,
+    /// Norm of the experts' input, where that is the layer's (n_embd).
+    pub input_norm: Option<Norm>,
+    /// An expert that all tokens go through.
+    pub shared: Option<SharedExpert>,
+}
+
+/// Experts that are selected for each token.
+pub struct ExpertMatrices {
     /// (n_ff, n_embd), one per expert; empty without gates.
     pub gate: Vec<Matrix>,
     /// (n_ff, n_embd), one per expert.
     pub up: Vec<Matrix>,
     /// (n_embd, n_ff), one per expert.
     pub down: Vec<Matrix>,
-    /// Norm of the experts' input, where that is the layer's (n_embd).
-    pub input_norm: Option<Norm>,
     /// Biases of gate, up and down: one row per expert.
     pub biases: [Option<Vec<f32>>; 3],
-    /// An expert that all tokens go through.
-    pub shared: Option<SharedExpert>,
+}
+
+impl ExpertMatrices {
+    fn all(&self) -> impl Iterator<Item = &Matrix> {
+        self.gate.iter().chain(&self.up).chain(&self.down)
+    }
+
+    /// Bytes that a token with `n_used` experts does not read.
+    fn unused_bytes(&self, n_used: usize) -> usize {
+        let (n, bytes) = (self.up.len(), self.all().map(Matrix::len_bytes).sum::<usize>());
+        bytes / n.max(1) * n.saturating_sub(n_used)
+    }
 }
 
 /// An expert that all tokens go through.
@@ -254,7 +274,8 @@ impl Layer {
             FeedForward::None => {}
             FeedForward::Dense(ffn) => all.extend(ffn.matrices()),
             FeedForward::Experts(e) => {
-                all.extend([&e.router.w].into_iter().chain(&e.gate).chain(&e.up).chain(&e.down));
+                all.extend([&e.router.w].into_iter().chain(e.matrices.all()));
+                all.extend(e.adjugates.iter().flat_map(ExpertMatrices::all));
                 if let Some(shared) = &e.shared {
                     all.extend(shared.gate.iter().map(|g| &g.w).chain(shared.ffn.matrices()));
                 }
@@ -278,8 +299,8 @@ impl Weights {
         let layer = |layer: &Layer| -> usize {
             let all: usize = layer.matrices().into_iter().map(Matrix::len_bytes).sum();
             let (FeedForward::Experts(e), Some(experts)) = (&layer.ffn, &c.experts) else { return all };
-            let choice: usize = e.gate.iter().chain(&e.up).chain(&e.down).map(Matrix::len_bytes).sum();
-            all - choice / experts.n * (experts.n - experts.n_used)
+            let choices = [&e.matrices].into_iter().chain(&e.adjugates);
+            all - choices.map(|m| m.unused_bytes(experts.n_used)).sum::<usize>()
         };
         self.output.as_ref().unwrap_or(&self.embedding).len_bytes() + self.layers.iter().map(layer).sum::<usize>()
     }
