@@ -455,6 +455,13 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("post_ffw_norm_1.weight", beside_residual).of(EXPERTS),
     TensorRow::new("post_ffw_norm_2.weight", beside_residual).of(EXPERTS),
     TensorRow::new("ffn_down_exps.scale", |c, _| vector(c.experts.as_ref()?.n)),
+    TensorRow::new("ffn_gate_chexps.weight", adjugate_inputs).of(EXPERTS),
+    TensorRow::new("ffn_up_chexps.weight", adjugate_inputs).of(EXPERTS),
+    TensorRow::new("ffn_down_chexps.weight", |c, _| {
+        let e = c.experts.as_ref()?;
+        Some(Role::Matrices { n: e.n_adjugates(), rows: c.n_embd, k: e.adjugates?.n_ff })
+    })
+    .of(EXPERTS),
     TensorRow::new("ffn_gate.weight", |c, _| matrix(c.layer.n_ff, c.n_embd)).of(GATED).excludes(DENSE),
     TensorRow::new("ffn_gate.bias", |c, _| vector(c.layer.n_ff)).excludes(DENSE),
     TensorRow::new("ffn_up.weight", |c, dims| matrix(up_rows(c, dims[1]), c.n_embd)).of(ANY_DENSE).excludes(DENSE),
@@ -483,6 +490,11 @@ fn head_norm(n_head: usize, head_dim: usize) -> Option<Role> {
 fn expert_biases(c: &Config, width: impl Fn(&ExpertsConfig) -> usize) -> Option<Role> {
     let e = c.experts.as_ref()?;
     Some(Role::Rows { n: e.n, width: width(e) })
+}
+
+fn adjugate_inputs(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
+    let e = c.experts.as_ref()?;
+    Some(Role::Matrices { n: e.n_adjugates(), rows: e.adjugates?.n_ff, k: c.n_embd })
 }
 
 fn expert_inputs(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {

@@ -377,9 +377,12 @@ impl Model {
                         dense(&s.ffn);
                     }
                     if let Some(x) = &c.experts {
-                        let n_forms = forms(e.gate.iter().chain(&e.up));
-                        step(1, (0, x.width), n_forms * x.n_used);
-                        step(n_forms, (2 * padded(x.n_ff), x.n_ff), x.n_used);
+                        for m in [&e.matrices].into_iter().chain(&e.adjugates) {
+                            let (n_ff, n_forms) =
+                                (m.down.first().map_or(0, Matrix::k), forms(m.gate.iter().chain(&m.up)));
+                            step(1, (0, x.width), n_forms * x.n_used);
+                            step(n_forms, (2 * padded(n_ff), n_ff), x.n_used);
+                        }
                     }
                 }
             }

@@ -134,6 +134,7 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "qwen2moe", normalised_experts: false, ..BASE },
     Arch { name: "qwen3", head: HeadKind::Softmax, ..BASE },
     Arch { name: "qwen3moe", ..BASE },
+    Arch { name: "grovemoe", ..BASE },
     QWEN35,
     Arch { name: "qwen35moe", ..QWEN35 },
     LFM2,

@@ -11,8 +11,8 @@ use alloc::vec::Vec;
 
 pub use attention::{HeadConfig, TemperatureConfig};
 use attention::{slopes, temperature};
-pub use experts::ExpertsConfig;
 use experts::experts;
+pub use experts::{AdjugatesConfig, ExpertsConfig};
 use layers::{layers, place};
 pub use passes::PassEnd;
 use passes::passes;
