@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Third-party clients against a server: openai in Python and Node, anthropic, ollama, LangChain's classes for them, litellm,
-curl, promtool, schemathesis, jsonschema, and an OTLP collector. Needs these packages, the programs in PATH, and the path of the binary.
+"""Third-party clients against a server: openai in Python and Node, anthropic, ollama, LangChain's classes for them,
+litellm, curl, promtool, schemathesis, jsonschema, and an OTLP collector. Needs these packages, the programs in PATH,
+and the path of the binary.
 
     python3 tests/clients/run.py target/release/starling
 """
