@@ -7,6 +7,7 @@
 //! h = hidden states of the text's tokens after the final norm
 //! none: each h[t]     mean: (h[0] + h[1] + ...) * (1 / n)     cls: h[0]     last: h[n - 1]
 //! h = W h + b for each projection of the model, except with pooling none
+//! rank: the scores of the classification head
 //! v = the first `dimensions` values;  v = v * (1 / sqrt(sum of squares))
 //! ```
 
@@ -38,11 +39,13 @@ pub enum Pooling {
     Cls,
     /// The state of the last token.
     Last,
+    /// The scores of the classification head: the first is that of a reranker. They are never normalised.
+    Rank,
 }
 
 impl Pooling {
     /// In the order of `pooling_type` in files, as llama.cpp numbers them.
-    pub const ALL: [Pooling; 4] = [Pooling::None, Pooling::Mean, Pooling::Cls, Pooling::Last];
+    pub const ALL: [Pooling; 5] = [Pooling::None, Pooling::Mean, Pooling::Cls, Pooling::Last, Pooling::Rank];
 
     /// The pooling's name.
     pub const fn name(self) -> &'static str {
@@ -51,12 +54,27 @@ impl Pooling {
             Pooling::Mean => "mean",
             Pooling::Cls => "cls",
             Pooling::Last => "last",
+            Pooling::Rank => "rank",
         }
     }
 
-    /// Dimensions of a vector of `model`: `n_embd` with [`Pooling::None`], else those after the projections.
+    /// Dimensions of a vector of `model`: `n_embd` with [`Pooling::None`], the number of classes with [`Pooling::Rank`],
+    /// else those after the projections.
     pub fn width(self, model: &Model) -> usize {
-        if self == Pooling::None { model.config.n_embd } else { model.n_embd_out() }
+        match self {
+            Pooling::None => model.config.n_embd,
+            Pooling::Rank => model.n_classes(),
+            _ => model.n_embd_out(),
+        }
+    }
+
+    /// The pooling before the classification head.
+    fn before_head(config: &Config) -> Pooling {
+        match config.classifier_pooling {
+            Some(1) => Pooling::Mean,
+            _ if config.causal => Pooling::Last,
+            _ => Pooling::Cls,
+        }
     }
 
     /// The pooling that the model file asks for; by default the mean for encoders and the last token for decoders.
@@ -69,7 +87,7 @@ impl Pooling {
             None => Ok(Pooling::Mean),
             Some(n) => Pooling::ALL.get(n as usize).copied().ok_or_else(|| LoadError::Unsupported {
                 what: "pooling",
-                found: if n == 4 { "rank".into() } else { n.to_string() },
+                found: n.to_string(),
                 known: Pooling::ALL.map(Pooling::name).into(),
             }),
         }
@@ -112,11 +130,12 @@ pub struct Embedder {
     /// Maximal tokens of a batch of several texts ([`Embedder::fit`]).
     quick_tokens: usize,
     kv: KvLayout,
-    /// Keys and values of one layer of the current batch.
+    /// Keys and values of the current batch.
     memory: KvMemory,
     pages: Vec<u32>,
     scratch: Scratch,
     projections: ProjectionScratch,
+    classifier: ProjectionScratch,
 }
 
 impl Embedder {
@@ -127,8 +146,8 @@ impl Embedder {
     pub fn new(model: Arc<Model>, pool: &dyn Pool, mut options: EmbedderOptions) -> Result<Embedder, MemoryError> {
         options.n_ctx = options.n_ctx.min(model.config.max_context());
         options.max_texts = options.max_texts.min(options.batch_tokens);
-        // f32, because keys and values live for one layer only; a page belongs to one text
-        let kv = KvLayout { n_layer: 1, ..model.kv_layout(KvType::F32) };
+        // f32, because keys and values live for one batch only; a page belongs to one text
+        let kv = model.config.batch_kv_layout(KvType::F32);
         let n_pages = (options.batch_tokens / PAGE).saturating_add(options.max_texts);
         let mut memory = KvMemory::zeroed(&kv, n_pages)?;
         memory.states = StateMemory::zeroed(model.config.state_len(), options.max_texts)?;
@@ -136,8 +155,9 @@ impl Embedder {
         let scratch = model.scratch(pool, KvType::F32, size)?;
         let pages = (0..u32::try_from(n_pages).unwrap_or(u32::MAX)).collect();
         let projections = model.projection_scratch(options.max_texts)?;
+        let classifier = model.classifier_scratch(options.max_texts)?;
         let quick_tokens = options.batch_tokens.min(QUICK_TOKENS.saturating_mul(pool.threads()));
-        Ok(Embedder { model, options, quick_tokens, kv, memory, pages, scratch, projections })
+        Ok(Embedder { model, options, quick_tokens, kv, memory, pages, scratch, projections, classifier })
     }
 
     /// The model that the embedder runs.
@@ -200,6 +220,10 @@ impl Embedder {
             return Err(RequestError::TextLength { tokens: n, n_ctx, batch_tokens });
         }
         self.model.check_tokens(text.tokens)?;
+        if width == 0 {
+            let (found, expected) = ("rank (the model has no classification head)".into(), "none, mean, cls or last");
+            return Err(RequestError::Option { name: "pooling", found, expected });
+        }
         match text.dimensions {
             Some(d) if d == 0 || d > width => Err(RequestError::Option {
                 name: "dimensions",
@@ -251,10 +275,19 @@ impl Embedder {
             vectors.push(rows);
             left = others;
         }
-        tasks::chunks(pool, &mut vectors, 1, &|i, rows, _| pooled(cpu, texts[i].pooling, &mut rows[0], d));
-        let pairs = vectors.iter_mut().zip(texts);
-        let mut through: Vec<_> = pairs.filter(|(_, t)| t.pooling != Pooling::None).map(|(rows, _)| rows).collect();
+        let before_head = Pooling::before_head(&self.model.config);
+        let pooling = |text: &Text<'_>| if text.pooling == Pooling::Rank { before_head } else { text.pooling };
+        tasks::chunks(pool, &mut vectors, 1, &|i, rows, _| pooled(cpu, pooling(&texts[i]), &mut rows[0], d));
+        let (mut through, mut ranked) = (Vec::new(), Vec::new());
+        for (rows, text) in vectors.iter_mut().zip(texts) {
+            match text.pooling {
+                Pooling::None => {}
+                Pooling::Rank => ranked.push(rows),
+                _ => through.push(rows),
+            }
+        }
         self.model.project(exec, &mut through, &mut self.projections);
+        self.model.classify(exec, &mut ranked, &mut self.classifier);
         tasks::chunks(pool, &mut vectors, 1, &|i, rows, _| finish(cpu, &texts[i], &mut rows[0], &self.model));
         for (i, v) in vectors.iter().enumerate() {
             sink(i, v.iter().all(|v| v.is_finite()).then_some(v));
@@ -268,7 +301,7 @@ fn pooled(cpu: Cpu, pooling: Pooling, rows: &mut &mut [f32], d: usize) {
     let n = rows.len() / d;
     match pooling {
         Pooling::None => return,
-        Pooling::Cls => {}
+        Pooling::Cls | Pooling::Rank => {}
         Pooling::Last => rows.copy_within((n - 1) * d.., 0),
         Pooling::Mean => {
             let (sum, others) = rows.split_at_mut(d);
@@ -285,7 +318,7 @@ fn finish(cpu: Cpu, text: &Text<'_>, rows: &mut &mut [f32], model: &Model) {
     let (n, width) = (rows.len() / full, text.dimensions.unwrap_or(full));
     for row in 0..n {
         rows.copy_within(row * full..row * full + width, row * width);
-        if text.normalise {
+        if text.normalise && text.pooling != Pooling::Rank {
             normalise(cpu, &mut rows[row * width..(row + 1) * width]);
         }
     }

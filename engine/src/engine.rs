@@ -450,7 +450,7 @@ impl Engine {
         let n_plain: usize = plan.iter().map(|p| p.n_tokens).sum();
         let cost = (self.costs.at(n_tokens) + spent) / self.costs.at(n_plain);
         self.decode_rows = plan.iter().all(|p| p.n_tokens == 1).then_some(n_tokens);
-        let layout = *self.arena.layout();
+        let layout = self.arena.layout().clone();
         let Ok(memory) = self.arena.memory_mut(&layout) else { return 0 };
         let runs: Vec<Run<'_>> = plan
             .iter()

@@ -396,6 +396,8 @@ pub enum PoolingChoice {
     Cls,
     /// Last token
     Last,
+    /// Scores of the classification head
+    Rank,
 }
 
 impl From<PoolingChoice> for Pooling {
@@ -405,6 +407,7 @@ impl From<PoolingChoice> for Pooling {
             PoolingChoice::Mean => Pooling::Mean,
             PoolingChoice::Cls => Pooling::Cls,
             PoolingChoice::Last => Pooling::Last,
+            PoolingChoice::Rank => Pooling::Rank,
         }
     }
 }
@@ -650,10 +653,16 @@ pub enum BenchOutput {
 #[derive(Debug, Args)]
 pub struct AdminArgs {
     /// Address of the server
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080", env = "STARLING_ADMIN_URL")]
+    #[arg(
+        long,
+        value_name = "URL",
+        default_value = "http://127.0.0.1:8080",
+        env = "STARLING_ADMIN_URL",
+        global = true
+    )]
     pub url: String,
     /// File whose first key is sent; STARLING_ADMIN_KEY has the key itself
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", global = true)]
     pub key_file: Option<PathBuf>,
     /// Print the response as JSON
     #[arg(long, global = true)]

@@ -89,7 +89,7 @@ fn command_line() -> Result<Cli, clap::Error> {
         return Err(tips::unknown(tip));
     }
     let matches = command.try_get_matches_from_mut(&arguments);
-    let matches = matches.map_err(|e| tips::improved(e, &arguments))?;
+    let matches = matches.map_err(|e| tips::improved(e, &arguments, &mut command))?;
     let mut cli = Cli::from_arg_matches(&matches)?;
     let of_command = matches.subcommand().map(|(_, arguments)| arguments);
     let is_given = |matches: &ArgMatches| {

@@ -2,16 +2,18 @@
 
 use std::ffi::OsString;
 
+use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Options of llama.cpp and ollama. Those with one dash and several letters would be read as several options.
-const TIPS: [(&[&str], &str); 26] = [
+const TIPS: [(&[&str], &str); 27] = [
     (&["-ngl", "--n-gpu-layers", "--gpu-layers"], "Starling computes on the CPU: leave it out"),
     (
         &["-sm", "--split-mode", "-mg", "--main-gpu", "-ts", "--tensor-split"],
         "Starling computes on the CPU: leave it out",
     ),
     (&["-fa", "--flash-attn"], "attention is always computed in blocks, as flash attention does: leave it out"),
+    (&["--listen", "--bind", "--addr", "--address"], "for the address: serve --host ADDRESS --port N"),
     (&["--mlock"], "weights are copied into memory at the start: leave it out"),
     (&["--no-mmap", "--mmap"], "files are mapped only while they are loaded: leave it out"),
     (&["--numa"], "the server has a worker on each NUMA node: leave it out"),
@@ -66,7 +68,7 @@ pub fn tip(arguments: &[OsString], found: Option<&str>) -> Option<(String, &'sta
 }
 
 /// clap's error with a tip of the table, and without suggestions that have another meaning.
-pub fn improved(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
+pub fn improved(mut error: clap::Error, arguments: &[OsString], command: &mut Command) -> clap::Error {
     if !error.use_stderr() {
         return error;
     }
@@ -87,6 +89,12 @@ pub fn improved(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
         && !is_near(&found, &suggested)
     {
         error.remove(ContextKind::SuggestedArg);
+        // clap's usage line names the suggestion too
+        let name =
+            arguments.iter().filter_map(|word| word.to_str()).find(|word| command.find_subcommand(word).is_some());
+        if let Some(command) = name.and_then(|name| command.find_subcommand_mut(name)) {
+            error.insert(ContextKind::Usage, ContextValue::StyledStr(command.render_usage()));
+        }
     }
     // an option is not a text that lacks `--`
     error.remove(ContextKind::Suggested);

@@ -18,6 +18,7 @@ import openai
 from prometheus_client import parser as prometheus
 from prometheus_client.openmetrics import parser as openmetrics
 
+from agents import with_agents
 from structure import with_forced_calls, with_schemas
 from traces import Collector, with_requests
 
@@ -245,6 +246,9 @@ def main():
     serve([with_forced_calls], "--chat-template", str(HERE / "../../fixtures/chat/qwen-tools.jinja"))
     with tempfile.TemporaryDirectory() as folder:
         serve([with_stored], "--state-dir", folder)
+    with tempfile.TemporaryDirectory() as folder:
+        template = str(HERE / "../../fixtures/chat/qwen-tools.jinja")
+        serve([with_agents], "--chat-template", template, "--state-dir", folder, "--ctx-size", "4096")
     # short answers and a short timeout, so that generated requests do not hold up each other
     with tempfile.TemporaryDirectory() as folder:
         serve([with_schemathesis], "--max-tokens", "16", "--request-timeout", "20", "--state-dir", folder)

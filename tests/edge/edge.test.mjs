@@ -3,8 +3,9 @@
 
 import assert from "node:assert/strict";
 import { execFile, spawn } from "node:child_process";
-import { readFile } from "node:fs/promises";
-import { join, resolve } from "node:path";
+import { mkdir, mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { dirname, join, resolve } from "node:path";
 import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
@@ -16,8 +17,9 @@ const bin = (name) => join(here, "node_modules/.bin", name);
 const wasm = resolve(root, process.env.STARLING_WASM ?? `${process.env.CARGO_TARGET_DIR ?? "target"}/wasm`);
 const { text } = JSON.parse(await readFile(join(root, "fixtures/goldens/pinned/tiny-q8_0-greedy.json"), "utf8"));
 
-const run = async (command, ...args) =>
-  JSON.parse((await promisify(execFile)(command, args, { cwd: edge, timeout: 120_000 })).stdout);
+const output = async (command, ...args) =>
+  (await promisify(execFile)(command, args, { cwd: edge, timeout: 120_000, maxBuffer: 64 << 20 })).stdout;
+const run = async (command, ...args) => JSON.parse(await output(command, ...args));
 
 test("node", async () => assert.equal((await run(process.execPath, "run.mjs")).text, text));
 test("Deno", async () =>
@@ -31,6 +33,30 @@ test("wasmtime from Python", async () => {
   for (const isa of ["scalar", "simd128"]) {
     const module = join(wasm, `plain-${isa}.wasm`);
     assert.deepEqual(await run(python, "-B", "wasmtime_story.py", module, MODEL), { text, isa });
+  }
+});
+
+test("wasmtime from C", async () => {
+  const manifest = join(here, "wasmtime-headers/Cargo.toml");
+  const { packages } = await run("cargo", "metadata", "--locked", "--format-version", "1", "--manifest-path", manifest);
+  const headers = join(dirname(packages.find((p) => p.name === "wasmtime-c-api-impl").manifest_path), "include");
+  const find = "import pathlib, wasmtime; print(next(pathlib.Path(wasmtime.__file__).parent.glob('*/_libwasmtime.so')))";
+  const library = (await output(python, "-c", find)).trim();
+  const folder = await mkdtemp(join(tmpdir(), "starling-c-"));
+  try {
+    // a release of the C API has this file with all features on
+    const features = await readFile(join(headers, "wasmtime/conf.h.in"), "utf8");
+    await mkdir(join(folder, "wasmtime"));
+    await writeFile(join(folder, "wasmtime/conf.h"), features.replaceAll("#cmakedefine", "#define"));
+    const story = join(folder, "story");
+    const warnings = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror"];
+    await output("cc", ...warnings, "-I", folder, "-I", headers, "wasmtime_story.c", library, `-Wl,-rpath,${dirname(library)}`, "-o", story);
+    const lines = (await output(story, join(wasm, "plain-simd128.wasm"), MODEL)).trim().split("\n");
+    const events = lines.flatMap((line) => JSON.parse(line).ok.events);
+    assert.equal(events.map((event) => event.text ?? "").join(""), text);
+    await assert.rejects(output(story), (e) => e.code === 1 && e.stderr.includes("Usage: "));
+  } finally {
+    await rm(folder, { recursive: true });
   }
 });
 

@@ -161,9 +161,9 @@ fn rows_without_a_token_are_announced() {
     changed(file, &[(key, fewer), ("llama.vocab_size", Value::U32(rows))], &whole).expect("a padded vocabulary");
 }
 
-/// Numbers that differ by layer, and arrays of another length than `block_count`, are refused.
+/// Numbers that differ by layer are those of each layer; arrays of another length than `block_count` are refused.
 #[test]
-fn numbers_that_differ_by_layer_are_refused() {
+fn arrays_have_a_number_per_layer() {
     for key in ["llama.attention.head_count", "llama.attention.head_count_kv", "llama.feed_forward_length"] {
         let mut w = GgufWriter::new();
         w.u32_array("same", &[2, 2]).expect("valid");
@@ -177,12 +177,12 @@ fn numbers_that_differ_by_layer_are_refused() {
             changed("llama-gqa-untied-f16.gguf", &[(key, *value)], &whole).err().map(|error| error.to_string())
         };
         let refusal = error("other").expect("a refusal");
-        assert!(refusal.contains(key) && refusal.contains("values that differ"), "{refusal}");
+        assert!(refusal.contains("head_count") || refusal.contains("blk."), "{refusal}");
         for (name, found) in [("short", "an array of 1 element"), ("long", "an array of 3 elements")] {
             let refusal = error(name).expect("a refusal");
             assert!(refusal.contains(found) && refusal.contains("block_count"), "{refusal}");
         }
-        assert!(!error("same").unwrap_or_default().contains("values that differ"), "{key}");
+        assert!(!error("same").unwrap_or_default().contains(key), "{key}");
     }
 }
 

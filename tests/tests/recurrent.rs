@@ -19,7 +19,20 @@ use starling_tests::architecture::recipe;
 use starling_tests::sequences::{run, same};
 
 /// A model of each kind of recurrent layer, alone or beside attention.
-const MODELS: [&str; 7] = ["qwen35", "qwen3next", "lfm2", "granitehybrid", "falcon-h1", "mamba2", "jamba"];
+const MODELS: [&str; 12] = [
+    "qwen35",
+    "qwen3next",
+    "lfm2",
+    "granitehybrid",
+    "falcon-h1",
+    "mamba2",
+    "jamba",
+    "minimax-01",
+    "rwkv6",
+    "rwkv7",
+    "arwkv7",
+    "kimi-linear",
+];
 
 /// Models that were made, by name.
 static MADE: Mutex<Vec<(&str, Arc<Model>)>> = Mutex::new(Vec::new());

@@ -22,6 +22,8 @@ pub struct Answer {
     pub n_cached: usize,
     /// Draft tokens that are in the answer, and those that are not, if the request has a prediction.
     pub drafts: Option<(usize, usize)>,
+    /// Tokens of reasoning; counted by the writer of the response at its end.
+    pub n_reasoning: usize,
     /// The receipt, if requested.
     pub receipt: Option<Box<Receipt>>,
     /// Log-probabilities of the prompt tokens after the first, if requested.
@@ -131,6 +133,7 @@ impl Usage {
                 details.accepted_prediction_tokens += n_accepted;
                 details.rejected_prediction_tokens += n_rejected;
             }
+            usage.add_reasoning(answer.n_reasoning);
             if i % n.max(1) == 0 {
                 usage.prompt_tokens_details.cached_tokens += answer.n_cached;
             }

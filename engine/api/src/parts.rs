@@ -113,6 +113,7 @@ impl<F: AnswerForm> StreamWriter for AnswerWriter<F> {
         }
         let rest = self.parser.finish(is_truncated(end));
         self.pieces(rest, sink);
+        self.answer.n_reasoning = self.parser.n_reasoning(&self.answer);
         self.form.finish(&self.answer, sink);
         true
     }

@@ -1,6 +1,8 @@
 //! Text Embeddings Inference: `POST /embed` and `GET /info`.
 //! Source: <https://huggingface.github.io/text-embeddings-inference/>.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ApiError, ErrorBody};
@@ -123,6 +125,24 @@ pub enum TeiModelType {
         /// Pooling of token states.
         pooling: &'static str,
     },
+    /// Ranks documents.
+    Reranker {
+        /// Names of the classes by index.
+        id2label: BTreeMap<String, String>,
+        /// Indices of the classes by name.
+        label2id: BTreeMap<String, usize>,
+    },
+}
+
+impl TeiModelType {
+    /// A reranker with `n` classes.
+    pub fn reranker(n: usize) -> TeiModelType {
+        let label = |i: usize| format!("LABEL_{i}");
+        TeiModelType::Reranker {
+            id2label: (0..n).map(|i| (i.to_string(), label(i))).collect(),
+            label2id: (0..n).map(|i| (label(i), i)).collect(),
+        }
+    }
 }
 
 #[cfg(test)]

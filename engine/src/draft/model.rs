@@ -270,7 +270,7 @@ impl DraftModel {
 
     /// Computes a batch. Returns the guesses of the entries that pick.
     fn compute(&mut self, exec: Exec<'_>, jobs: &[ProposalJob<'_>], batch: &[BatchEntry]) -> Vec<Guess> {
-        let layout = *self.arena.layout();
+        let layout = self.arena.layout().clone();
         let Ok(memory) = self.arena.memory_mut(&layout) else { return Vec::new() };
         let runs: Vec<Run<'_>> = batch
             .iter()

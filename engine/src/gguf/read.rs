@@ -82,8 +82,10 @@ fn resolve_offsets(tensors: &mut [TensorInfo<'_>], header_len: u64, file_len: u6
         match start.and_then(|start| start.checked_add(t.len_bytes)) {
             Some(end) if end <= file_len => t.offset += header_len,
             _ => {
-                let found = format!("{} bytes at {header_len} + {}", t.len_bytes, t.offset);
-                return Err(tensor_error(t.name, found, format!("to end within the {file_len} bytes of the file")));
+                let found = format!("{} bytes of data at {} after the header", t.len_bytes, t.offset);
+                let room = file_len.saturating_sub(header_len);
+                let expected = format!("data within the {room} bytes that the file has after its header");
+                return Err(tensor_error(t.name, found, expected));
             }
         }
     }

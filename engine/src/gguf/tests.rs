@@ -139,10 +139,11 @@ fn hostile_tensors() {
     let square = 1 << 32;
     refuses(&one(&[square, square], 0, 0), tensor("t", "F32 [4294967296, 4294967296, 1, 1]", &shape(1)));
     refuses(&one(&[1 << 62], 0, 0), tensor("t", "F32 [4611686018427387904, 1, 1, 1]", &shape(1)));
-    let whole = "to end within the 96 bytes of the file";
-    refuses(&one(&[9], 0, 0), tensor("t", "36 bytes at 64 + 0", whole));
-    refuses(&one(&[8], 0, 32), tensor("t", "32 bytes at 64 + 32", whole));
-    refuses(&one(&[8], 0, u64::MAX - 31), tensor("t", "32 bytes at 64 + 18446744073709551584", whole));
+    let whole = "data within the 32 bytes that the file has after its header";
+    let data = |bytes, at| format!("{bytes} bytes of data at {at} after the header");
+    refuses(&one(&[9], 0, 0), tensor("t", &data(36, 0), whole));
+    refuses(&one(&[8], 0, 32), tensor("t", &data(32, 32), whole));
+    refuses(&one(&[8], 0, u64::MAX - 31), tensor("t", &data(32, u64::MAX - 31), whole));
 
     let two = |a, b, at| Raw::new(3, 2, 0).tensor(a, &[16], 0, 0).tensor(b, &[8], 0, at).data(96);
     let gguf = two("a", "b", 64);

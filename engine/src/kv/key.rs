@@ -3,7 +3,7 @@
 use sha2::{Digest, Sha256};
 
 use crate::kernels::NUMERICS_VERSION;
-use crate::kernels::attention::KvLayout;
+use crate::kernels::attention::{KvHeads, KvLayout};
 
 /// SHA-256 over numerics version, model, layout, salt and all tokens up to the page's end, page by page:
 /// `key_0 = H(root, salt)`, `key_i = H(key_{i-1}, tokens of page i)`, numbers little-endian.
@@ -21,9 +21,26 @@ pub(super) fn root(layout: &KvLayout, fingerprint: &[u8; 32]) -> [u8; 32] {
     h.finalize().into()
 }
 
-/// A layout in 16 bytes: layers, KV heads, head dimension, KV type; u32 each.
+/// A layout in 16 bytes: layers, KV heads, head dimension, KV type; u32 each. Where layers differ, or keys and values,
+/// a digest of all of them takes the place of heads and dimension.
 pub(super) fn layout_bytes(layout: &KvLayout) -> [u8; 16] {
-    let numbers = [layout.n_layer as u32, layout.n_head_kv as u32, layout.head_dim as u32, layout.kv_type as u32];
+    let all = layout.layers().iter().map(|layer| layer.heads);
+    let first = all.clone().next().unwrap_or(KvHeads::separate(1, 1, 1));
+    let is_plain = first == KvHeads::separate(first.n, first.key_dim, first.key_dim);
+    let [heads, dim] = match is_plain && all.clone().all(|heads| heads == first) {
+        true => [first.n as u32, first.key_dim as u32],
+        false => {
+            let mut h = Sha256::new();
+            for heads in all {
+                [heads.n, heads.key_dim, heads.value_dim, usize::from(heads.latent)]
+                    .iter()
+                    .for_each(|n| h.update((*n as u64).to_le_bytes()));
+            }
+            let digest = h.finalize();
+            [0, 4].map(|at| u32::from_le_bytes([digest[at], digest[at + 1], digest[at + 2], digest[at + 3]]))
+        }
+    };
+    let numbers = [layout.layers().len() as u32, heads, dim, layout.kv_type() as u32];
     let mut bytes = [0; 16];
     bytes.chunks_exact_mut(4).zip(numbers).for_each(|(b, n)| b.copy_from_slice(&n.to_le_bytes()));
     bytes

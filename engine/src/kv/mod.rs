@@ -30,7 +30,7 @@ pub use snapshots::StateStats;
 
 use crate::error::RequestError;
 use crate::kernels::attention::KvMemory;
-pub use crate::kernels::attention::{KvLayout, PAGE};
+pub use crate::kernels::attention::{KvHeads, KvLayout, PAGE};
 use new_pages::NewPages;
 use snapshots::{Snapshot, StateSlots};
 
@@ -172,8 +172,8 @@ impl KvArena {
         let mut free = Vec::new();
         free.try_reserve_exact(n_pages as usize)?;
         Ok(KvArena {
-            layout,
             root: key::root(&layout, &fingerprint),
+            layout,
             fingerprint,
             memory,
             pages,
@@ -198,7 +198,7 @@ impl KvArena {
     /// [`TryReserveError`] if the memory cannot be reserved; the arena has not changed.
     pub(crate) fn renew(&mut self) -> Result<(), TryReserveError> {
         let n_pages = u32::try_from(self.n_pages()).unwrap_or(u32::MAX);
-        let mut new = KvArena::new(self.layout, n_pages, self.fingerprint)?;
+        let mut new = KvArena::new(self.layout.clone(), n_pages, self.fingerprint)?;
         new.reserve_states(self.memory.states.slot_len(), self.memory.states.n_slots())?;
         new.states.keep_counters(&self.states);
         let (hits, misses, evictions) = (self.hits, self.misses, self.evictions + self.tree.len() as u64);
@@ -223,7 +223,7 @@ impl KvArena {
     /// [`LayoutMismatch`] if the arena has another layout.
     pub fn memory_mut(&mut self, layout: &KvLayout) -> Result<&mut KvMemory, LayoutMismatch> {
         if *layout != self.layout {
-            return Err(LayoutMismatch { found: *layout, expected: self.layout });
+            return Err(LayoutMismatch { found: layout.clone(), expected: self.layout.clone() });
         }
         Ok(&mut self.memory)
     }

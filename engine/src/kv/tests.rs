@@ -11,7 +11,7 @@ use crate::model::{Exec, KvRef, Model, Run, ScratchSize};
 use crate::pool::Inline;
 
 fn layout(kv_type: KvType) -> KvLayout {
-    KvLayout { n_layer: 2, n_head_kv: 1, head_dim: 8, kv_type }
+    KvLayout::new(kv_type, [KvHeads::separate(1, 8, 8); 2])
 }
 
 fn arena(n_pages: u32) -> KvArena {
@@ -263,7 +263,7 @@ fn pages_move_between_arenas_of_the_same_model_only() {
 
     let mut other_model = KvArena::new(layout(KvType::F16), 2, [2; 32]).expect("memory");
     assert_eq!(other_model.import_page(&first), Err(PageError::Fingerprint));
-    let shape = KvLayout { n_layer: 1, n_head_kv: 2, ..layout(KvType::F16) };
+    let shape = KvLayout::new(KvType::F16, [KvHeads::separate(2, 8, 8)]);
     let mut other_shape = KvArena::new(shape, 2, [1; 32]).expect("memory");
     assert_eq!(other_shape.import_page(&first), Err(PageError::Layout));
     assert!(other_shape.memory_mut(&layout(KvType::F16)).is_err());
@@ -320,7 +320,7 @@ fn a_cached_prefix_gives_the_same_logits() {
     let tokens: Vec<u32> = (0..60).map(|i| i * 37 % model.config.n_vocab as u32).collect();
     for kv_type in KvType::ALL {
         let kv = model.kv_layout(kv_type);
-        let mut a = KvArena::new(kv, 16, [0; 32]).expect("memory");
+        let mut a = KvArena::new(kv.clone(), 16, [0; 32]).expect("memory");
         let size = ScratchSize { rows: 64, logits: 1, seqs: 1, n_ctx: 64 };
         let mut scratch = model.scratch(&Inline, kv_type, size).expect("memory");
         let mut run = |a: &mut KvArena| {
@@ -341,7 +341,7 @@ fn a_cached_prefix_gives_the_same_logits() {
         assert_eq!((none, cached), (0, 48));
         assert_eq!(got, want);
         // and exported and imported into another arena
-        let mut b = KvArena::new(kv, 16, [0; 32]).expect("memory");
+        let mut b = KvArena::new(kv.clone(), 16, [0; 32]).expect("memory");
         for page in &second.pages[..3] {
             b.import_page(&a.export_page(*page).expect("published")).expect("a page");
         }

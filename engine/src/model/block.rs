@@ -3,13 +3,17 @@
 use alloc::vec::Vec;
 
 use super::Model;
+use super::arch::{ExpertInput, OutputGate};
+use super::config::{HeadConfig, LayerConfig};
 use super::forward::{Stage, Trace};
 use super::rows::{RowOps, columns};
-use super::scratch::{AttentionScratch, Scratch, StepScratch};
-use super::weights::{AttentionWeights, FeedForward, Mixer, Norm, padded};
-use crate::kernels::attention::{self, Attention, KvLayout, KvMemory, KvRows, Span};
-use crate::kernels::elementwise::{activate, clamp, gate_by_sigmoid, multiply, scale};
-use crate::kernels::recurrent::StateSpan;
+use super::scratch::{AttentionScratch, LayerEmbeddingScratch, Scratch, StepScratch};
+use super::weights::{AttentionWeights, FeedForward, LayerEmbedding, Mixer, Norm, padded};
+use crate::kernels::Cpu;
+use crate::kernels::act::Floats;
+use crate::kernels::attention::{self, Attention, DistanceBias, KvLayout, KvMemory, KvRows, Span};
+use crate::kernels::elementwise::{Activation, activate, add_scaled, clamp, gate_by_sigmoid, gated, multiply, scale};
+use crate::kernels::recurrent::{StateSpan, softplus};
 use crate::kernels::rope::{RopeStyle, Rotation, rope};
 
 /// Rows of a sub-layer: input (rows, n_embd), output (rows, padded n_embd).
@@ -19,10 +23,10 @@ pub(super) struct SubLayerRows<'x> {
 }
 
 /// Rows of a residual sum: the residual stream, the output of the sub-layer, and memory for its norm.
-struct ResidualRows<'x> {
-    x: &'x mut [f32],
-    y: &'x [f32],
-    h: &'x mut [f32],
+pub(super) struct ResidualRows<'x> {
+    pub(super) x: &'x mut [f32],
+    pub(super) y: &'x [f32],
+    pub(super) h: &'x mut [f32],
 }
 
 /// The forward pass of one batch: everything that its layers share.
@@ -51,10 +55,11 @@ impl ForwardPass<'_, '_> {
     /// x = x + post_norm(attention(norm(x)));  x = x + post_norm(ffn(norm(x)))
     /// ```
     pub(super) fn serial_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
-        let Scratch { x, h, y, step, attention, experts, .. } = s;
-        let (layer, d, n) = (&self.model.weights.layers[i], self.model.config.n_embd, self.n);
+        let Scratch { x, h, y, step, attention, experts, embeddings, skips, .. } = s;
+        let (layer, d, n) = (self.model.layer(i), self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
-        if !experts.layer_input.is_empty() {
+        let reads_residual = self.model.config.arch.expert_input == ExpertInput::Residual;
+        if !experts.layer_input.is_empty() && !reads_residual {
             experts.layer_input[..n * d].copy_from_slice(x);
         }
         if !matches!(layer.mixer, Mixer::None) {
@@ -63,12 +68,45 @@ impl ForwardPass<'_, '_> {
             self.mixer(i, SubLayerRows { x: input, y }, attention, memory, step);
             self.add(i, layer.post_attn_norm.as_ref(), Stage::PostAttnNorm, ResidualRows { x, y, h });
         }
+        if !experts.layer_input.is_empty() && reads_residual {
+            experts.layer_input[..n * d].copy_from_slice(x);
+        }
         if !matches!(layer.ffn, FeedForward::None) {
             let input = self.rows.normed(layer.ffn_norm.as_ref(), x, h);
             self.trace_stage(Stage::FfnNorm, Some(i), &mut columns(input, d, 0, d));
-            self.ffn(i, SubLayerRows { x: input, y }, experts, step);
+            self.ffn(i, SubLayerRows { x: input, y }, &mut memory.states, experts, step);
             self.add(i, layer.post_ffn_norm.as_ref(), Stage::PostFfnNorm, ResidualRows { x, y, h });
         }
+        if let Some(embedding) = &layer.embedding {
+            self.layer_embedding(i, embedding, SubLayerRows { x, y }, embeddings, step);
+            self.add(i, Some(&embedding.norm), Stage::LayerEmbedding, ResidualRows { x, y, h });
+        }
+        if let Some(factor) = layer.embedding_skip {
+            self.rows.add(x, d, skips, d, factor);
+        }
+        if let Some(factor) = layer.output_scale {
+            self.rows.each(x, d, &|_, x| scale(self.rows.cpu, x, factor));
+        }
+    }
+
+    /// `y = proj(act(gate x) * embedding)` of layer `i`.
+    pub(super) fn layer_embedding(
+        &self,
+        i: usize,
+        layer: &LayerEmbedding,
+        SubLayerRows { x, y }: SubLayerRows<'_>,
+        s: &LayerEmbeddingScratch,
+        step: &mut StepScratch,
+    ) {
+        let (rows, width, act) = (self.rows, self.model.config.n_embd_layer, self.model.config.arch.act);
+        let (stride, at) = (padded(width), self.model.config.layers[i].block * width);
+        let wide = &mut step.wide[..self.n * stride];
+        rows.linear(&layer.gate, x, wide, &mut step.words);
+        rows.each(wide, stride, &|r, row| {
+            gated(rows.cpu, act, &mut row[..width], &s.embeddings[r * s.stride + at..][..width]);
+        });
+        let x = Floats { x: wide, stride };
+        rows.matrix(&layer.proj.w, layer.proj.bias.as_deref(), x, y, &mut step.words);
     }
 
     /// Parallel block: attention and feed-forward read the same residual stream. A feed-forward without a norm of its
@@ -79,7 +117,7 @@ impl ForwardPass<'_, '_> {
     /// ```
     pub(super) fn parallel_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
         let Scratch { x, h, y, step, attention, experts, .. } = s;
-        let (layer, d, n) = (&self.model.weights.layers[i], self.model.config.n_embd, self.n);
+        let (layer, d, n) = (self.model.layer(i), self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
         let norm = layer.attn_norm.as_ref();
         let input = self.rows.normed(norm, x, h);
@@ -90,7 +128,7 @@ impl ForwardPass<'_, '_> {
             self.trace_stage(Stage::FfnNorm, Some(i), &mut columns(h, d, 0, d));
         }
         self.add(i, None, Stage::PostAttnNorm, ResidualRows { x, y, h: &mut [] });
-        self.ffn(i, SubLayerRows { x: h, y }, experts, step);
+        self.ffn(i, SubLayerRows { x: h, y }, &mut memory.states, experts, step);
         self.add(i, None, Stage::PostFfnNorm, ResidualRows { x, y, h: &mut [] });
     }
 
@@ -109,18 +147,47 @@ impl ForwardPass<'_, '_> {
         }
         self.mixer(i, SubLayerRows { x, y }, attention, memory, step);
         self.rows.add_normed(attn_norm, x, y);
-        if let Some(norm) = &self.model.weights.layers[i].second_norm {
+        if let Some(norm) = &self.model.layer(i).second_norm {
             self.rows.add(x, d, &experts.layer_input, d, 1.0);
             self.rows.norm_each(norm, x);
         }
         self.trace_stage(Stage::PostAttnNorm, Some(i), &mut columns(x, d, 0, d));
-        self.ffn(i, SubLayerRows { x, y }, experts, step);
+        self.ffn(i, SubLayerRows { x, y }, &mut memory.states, experts, step);
         self.rows.add_normed(ffn_norm, x, y);
         self.trace_stage(Stage::PostFfnNorm, Some(i), &mut columns(x, d, 0, d));
     }
 
+    /// Block whose residual stream is the output of its norms (MiniMax-01):
+    ///
+    /// ```text
+    /// h = norm(x);  x = h * residual_scale + attention(h);  h = norm(x);  x = h * residual_scale + ffn(h)
+    /// ```
+    pub(super) fn normed_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
+        let Scratch { x, h, y, step, attention, experts, .. } = s;
+        let (layer, d, n) = (self.model.layer(i), self.model.config.n_embd, self.n);
+        let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
+        let input = self.rows.normed(layer.attn_norm.as_ref(), x, h);
+        self.trace_stage(Stage::AttnNorm, Some(i), &mut columns(input, d, 0, d));
+        self.mixer(i, SubLayerRows { x: input, y }, attention, memory, step);
+        self.replace(x, h, y);
+        let input = self.rows.normed(layer.ffn_norm.as_ref(), x, h);
+        self.trace_stage(Stage::FfnNorm, Some(i), &mut columns(input, d, 0, d));
+        self.ffn(i, SubLayerRows { x: input, y }, &mut memory.states, experts, step);
+        self.replace(x, h, y);
+    }
+
+    /// `x = h * residual_scale + y`.
+    fn replace(&self, x: &mut [f32], h: &[f32], y: &[f32]) {
+        let (rows, d, factor) = (self.rows, self.model.config.n_embd, self.model.config.residual_scale);
+        rows.each(x, d, &|r, x| {
+            x.copy_from_slice(&h[r * d..][..d]);
+            scale(rows.cpu, x, factor);
+            add_scaled(rows.cpu, x, &y[r * padded(d)..][..d], 1.0);
+        });
+    }
+
     /// `x = x + post_norm(y) * residual_scale`; `h` is overwritten if there is a norm.
-    fn add(&mut self, i: usize, norm: Option<&Norm>, stage: Stage, rows: ResidualRows<'_>) {
+    pub(super) fn add(&mut self, i: usize, norm: Option<&Norm>, stage: Stage, rows: ResidualRows<'_>) {
         let ResidualRows { x, y, h } = rows;
         let (d, scale) = (self.model.config.n_embd, self.model.config.residual_scale);
         let Some(norm) = norm else { return self.rows.add(x, d, y, padded(d), scale) };
@@ -130,7 +197,7 @@ impl ForwardPass<'_, '_> {
     }
 
     /// `y = mixer(x)` of layer `i`. Writes keys, values and recurrent states to `memory`.
-    fn mixer(
+    pub(super) fn mixer(
         &mut self,
         i: usize,
         SubLayerRows { x, y }: SubLayerRows<'_>,
@@ -139,8 +206,9 @@ impl ForwardPass<'_, '_> {
         step: &mut StepScratch,
     ) {
         let model = self.model;
-        match &model.weights.layers[i].mixer {
+        match &model.layer(i).mixer {
             Mixer::Attention(a) => self.attention((i, a), SubLayerRows { x, y }, s, memory, step),
+            Mixer::Latent(a) => self.latent_attention((i, a), SubLayerRows { x, y }, s, memory, step),
             Mixer::Recurrent(r) => self.recurrent(i, r, SubLayerRows { x, y }, &mut memory.states, step),
             Mixer::Both(both) => {
                 let (attention, recurrent) = &**both;
@@ -150,6 +218,7 @@ impl ForwardPass<'_, '_> {
                 self.rows.add(y, padded(model.config.n_embd), &sum, padded(model.config.n_embd), 1.0);
                 step.sum = sum;
             }
+            Mixer::Linear(linear) => self.rows.linear(linear, x, y, &mut step.words),
             Mixer::None => {}
         }
     }
@@ -164,36 +233,48 @@ impl ForwardPass<'_, '_> {
         StepScratch { wide, words, .. }: &mut StepScratch,
     ) {
         let (c, rows, at) = (&self.model.config, self.rows, Some(i));
-        let (q_width, kv_width) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim);
+        let heads = c.layers[i].heads;
+        let (q_width, k_width, v_width, out_width) =
+            (heads.q_width(), heads.k_width(), heads.v_width(), heads.out_width());
         let stride = layer.qkv.stride;
-        let [k_at, v_at] = [layer.qkv.part_starts[1], layer.qkv.part_starts[2]];
+        let ([k_at, v_at], owns_kv) = (layer.kv_at, c.layers[i].owns_kv);
         let (qkv, rest) = wide.split_at_mut(self.n * stride);
         rows.linear_group(&layer.qkv, x, qkv, words);
         if let Some(limit) = c.qkv_limit {
-            rows.each(qkv, stride, &|_, row| clamp(rows.cpu, &mut row[..v_at + kv_width], limit));
+            let end = if owns_kv { v_at + v_width } else { q_width };
+            rows.each(qkv, stride, &|_, row| clamp(rows.cpu, &mut row[..end], limit));
         }
         let (gates, rest) = rest.split_at_mut(if c.arch.gated_queries { self.n * q_width } else { 0 });
         if c.arch.gated_queries {
-            self.split_gates(qkv, stride, gates);
+            self.split_gates(&heads, qkv, stride, gates);
         }
         self.trace_stage(Stage::Q, at, &mut columns(qkv, stride, 0, q_width));
-        self.trace_stage(Stage::K, at, &mut columns(qkv, stride, k_at, kv_width));
-        self.trace_stage(Stage::V, at, &mut columns(qkv, stride, v_at, kv_width));
+        if owns_kv {
+            if layer.values_from_keys {
+                rows.each(qkv, stride, &|_, row| row.copy_within(k_at..k_at + k_width, v_at));
+            }
+            self.trace_stage(Stage::K, at, &mut columns(qkv, stride, k_at, k_width));
+            self.trace_stage(Stage::V, at, &mut columns(qkv, stride, v_at, v_width));
+            if let Some(norm) = &layer.v_norm {
+                rows.each(qkv, stride, &|_, row| rows.norm_heads(norm, &mut row[v_at..v_at + v_width]));
+            }
+        }
         self.rotate(i, layer, qkv, s);
-        let k = columns(qkv, stride, k_at, kv_width);
+        let k = columns(qkv, stride, k_at, if owns_kv { k_width } else { 0 });
         self.trace_stage(Stage::Rope, at, &mut columns(qkv, stride, 0, q_width).chain(k));
-        // embedding batches have KV pages of one layer, which all layers use in turn
-        let kv_layer = c.layers[i].kv_layer % self.kv.n_layer;
-        let kv_rows = KvRows { x: qkv, stride, k_at, v_at, slots: &s.slots };
-        attention::write_kv(rows.cpu, rows.pool, self.kv, kv_layer, kv_rows, memory);
+        let kv = self.kv.layers()[c.layers[i].kv_layer];
+        if owns_kv {
+            let kv_rows = KvRows { x: qkv, stride, k_at, v_at, slots: &s.slots };
+            attention::write_kv(rows.cpu, rows.pool, &kv, kv_rows, memory);
+        }
         let attention = Attention {
-            kv: self.kv,
-            layer: kv_layer,
+            kv,
             memory,
-            n_head: c.n_head,
+            n_head: heads.n_head,
             window: c.layers[i].window,
             soft_cap: c.attn_soft_cap,
             alibi: c.alibi.as_deref(),
+            bias: layer.distance_bias.as_ref().map(|table| DistanceBias { table, max: c.arch.relative_distance }),
             sinks: layer.sinks.as_deref(),
             q: qkv,
             q_stride: stride,
@@ -202,39 +283,41 @@ impl ForwardPass<'_, '_> {
         if cfg!(feature = "trace") && self.trace.is_some() {
             self.trace_stage(Stage::Scores, at, &mut attention.scores(rows.cpu).iter().map(Vec::as_slice));
         }
-        let out = &mut rest[..self.n * q_width];
+        let out = &mut rest[..self.n * out_width];
         attention.run(rows.cpu, rows.pool, out, &mut s.threads, &mut s.parts);
-        self.gate_output(layer, qkv, out);
+        self.gate_output(&heads, layer, qkv, out);
         if let Some(norm) = &layer.attn_sub_norm {
             rows.norm_each(norm, out);
         }
         if c.arch.gated_queries {
-            rows.each(out, q_width, &|r, out| gate_by_sigmoid(rows.cpu, out, &gates[r * q_width..][..q_width]));
+            rows.each(out, out_width, &|r, out| gate_by_sigmoid(rows.cpu, out, &gates[r * out_width..][..out_width]));
         }
-        self.trace_stage(Stage::AttnOut, at, &mut columns(out, q_width, 0, q_width));
+        if c.value_scale != 1.0 {
+            rows.each(out, out_width, &|_, out| scale(rows.cpu, out, c.value_scale));
+        }
+        self.trace_stage(Stage::AttnOut, at, &mut columns(out, out_width, 0, out_width));
         rows.linear(&layer.o, out, y, words);
     }
 
     /// `out = out * act(gate)`, where the layer has a gate, per head or per element.
-    fn gate_output(&self, layer: &AttentionWeights, qkv: &mut [f32], out: &mut [f32]) {
-        let (Some(&at), Some((gate, _))) = (layer.qkv.part_starts.get(3), layer.qkv.linears.last()) else { return };
-        let (rows, stride, act, d) =
-            (self.rows, layer.qkv.stride, self.model.config.arch.output_gate, self.model.config.head_dim);
-        let (n_gates, width) = (gate.w.rows(), self.model.config.n_head * d);
-        rows.each(qkv, stride, &|_, row| activate(rows.cpu, act, &mut row[at..at + n_gates]));
+    fn gate_output(&self, heads: &HeadConfig, layer: &AttentionWeights, qkv: &mut [f32], out: &mut [f32]) {
+        let (Some(at), Some((gate, _))) = (layer.gate_at, layer.qkv.linears.last()) else { return };
+        let (rows, stride, act) = (self.rows, layer.qkv.stride, self.model.config.arch.output_gate);
+        let (n_gates, width) = (gate.w.rows(), heads.out_width());
+        rows.each(qkv, stride, &|_, row| activate_gates(rows.cpu, act, &mut row[at..at + n_gates]));
         rows.each(out, width, &|r, out| {
             let gates = &qkv[r * stride + at..][..n_gates];
             if n_gates == width {
                 multiply(rows.cpu, out, gates);
             } else {
-                out.chunks_exact_mut(d).zip(gates).for_each(|(head, gate)| scale(rows.cpu, head, *gate));
+                out.chunks_exact_mut(heads.value_dim).zip(gates).for_each(|(head, gate)| scale(rows.cpu, head, *gate));
             }
         });
     }
 
-    /// Moves the gates that follow the query heads to `gates`, (rows, n_head * head_dim), and the heads together.
-    fn split_gates(&self, qkv: &mut [f32], stride: usize, gates: &mut [f32]) {
-        let (head_dim, n_head) = (self.model.config.head_dim, self.model.config.n_head);
+    /// Moves the gates that follow the query heads to `gates`, (rows, n_head * key_dim), and the heads together.
+    fn split_gates(&self, heads: &HeadConfig, qkv: &mut [f32], stride: usize, gates: &mut [f32]) {
+        let (head_dim, n_head) = (heads.key_dim, heads.n_head);
         let projected = &*qkv;
         self.rows.each(gates, n_head * head_dim, &|r, gates| {
             for (h, gate) in gates.chunks_exact_mut(head_dim).enumerate() {
@@ -253,24 +336,26 @@ impl ForwardPass<'_, '_> {
     fn rotate(&self, i: usize, layer: &AttentionWeights, qkv: &mut [f32], s: &AttentionScratch) {
         let (cos, sin) = (&s.cos[..], &s.sin[..]);
         let (c, rows) = (&self.model.config, self.rows);
-        let (q_width, kv_width, k_at) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim, layer.qkv.part_starts[1]);
-        let half = c.n_rot / 2;
-        let turns = c.layers[i].rope.map(|rope| (rope * half, half));
+        let LayerConfig { heads: sizes, attn_scale, rope: variant, .. } = c.layers[i];
+        let (q_width, k_at) = (sizes.q_width(), layer.kv_at[0]);
+        let k_width = if c.layers[i].owns_kv { sizes.k_width() } else { 0 };
+        let pairs = c.rope_pairs();
+        let turns = variant.map(|rope| (rope * pairs, c.ropes[rope].n_rot / 2));
         let style = c.rope.unwrap_or(RopeStyle::NeoX);
         let temperatures = match &c.temperature {
             Some(t) if t.with_rope || turns.is_none() => &s.temperatures[..],
             _ => &[],
         };
         rows.each(qkv, layer.qkv.stride, &|r, row| {
-            let (at, half) = turns.map_or((0, 0), |(at, half)| (r * c.ropes.len() * half + at, half));
+            let (at, half) = turns.map_or((0, 0), |(at, half)| (r * c.ropes.len() * pairs + at, half));
             let (cos, sin) = (&cos[at..at + half], &sin[at..at + half]);
-            let (q, rest) = row.split_at_mut(k_at);
-            let q_scale = temperatures.get(r).map_or(c.attn_scale, |t| c.attn_scale * t);
-            let parts = [(&mut q[..q_width], &layer.q_norm, q_scale), (&mut rest[..kv_width], &layer.k_norm, 1.0)];
+            let (q, rest) = row.split_at_mut(k_at.max(q_width));
+            let q_scale = temperatures.get(r).map_or(attn_scale, |t| attn_scale * t);
+            let parts = [(&mut q[..q_width], &layer.q_norm, q_scale), (&mut rest[..k_width], &layer.k_norm, 1.0)];
             for (heads, norm, factor) in parts {
                 match norm {
                     Some(norm) if c.arch.rope_before_norm => {
-                        rope(rows.cpu, Rotation { style, cos, sin, scale: 1.0 }, heads, c.head_dim);
+                        rope(rows.cpu, Rotation { style, cos, sin, scale: 1.0 }, heads, sizes.key_dim);
                         rows.norm_heads(norm, heads);
                         scale(rows.cpu, heads, factor);
                         continue;
@@ -278,8 +363,16 @@ impl ForwardPass<'_, '_> {
                     Some(norm) => rows.norm_heads(norm, heads),
                     None => {}
                 }
-                rope(rows.cpu, Rotation { style, cos, sin, scale: factor }, heads, c.head_dim);
+                rope(rows.cpu, Rotation { style, cos, sin, scale: factor }, heads, sizes.key_dim);
             }
         });
+    }
+}
+
+/// The factors of outputs from the gates.
+pub(super) fn activate_gates(cpu: Cpu, act: OutputGate, gates: &mut [f32]) {
+    match act {
+        OutputGate::Sigmoid => activate(cpu, Activation::Sigmoid, gates),
+        OutputGate::Softplus => gates.iter_mut().for_each(|x| *x = softplus(*x)),
     }
 }

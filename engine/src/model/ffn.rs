@@ -6,36 +6,45 @@ use super::arch::{ExpertInput, Gating, Swiglu};
 use super::block::{ForwardPass, SubLayerRows};
 use super::config::ExpertsConfig;
 use super::forward::Stage;
-use super::rows::{FfnActivation, PackedColumns, as_columns, columns};
+use super::rows::{FfnActivation, PackedColumns, columns};
 use super::scratch::{ExpertsScratch, StepScratch};
 use super::weights::{Dense, Experts, FeedForward, Linear, SharedExpert, padded};
 use crate::kernels::act::Floats;
 use crate::kernels::elementwise::{Activation, activate, add_scaled, scale, sigmoid};
 use crate::kernels::matmul::{MatmulJob, products};
+use crate::kernels::norm::sparsify;
+use crate::kernels::recurrent::StateMemory;
 use crate::kernels::softmax::exps;
 
-/// Rows of the experts: input, input of the router, output.
+/// Rows of the experts: input, of which a row has `stride` floats, input of the router, output (n, padded width).
 struct ExpertRows<'x> {
     x: &'x [f32],
+    stride: usize,
     router: &'x [f32],
     y: &'x mut [f32],
 }
 
 impl ForwardPass<'_, '_> {
-    /// `y = ffn(x)` of layer `i`.
+    /// `y = ffn(x)` of layer `i`. A channel mix reads and writes the states of the sequences.
     pub(super) fn ffn(
         &mut self,
         i: usize,
         SubLayerRows { x, y }: SubLayerRows<'_>,
+        states: &mut StateMemory,
         s: &mut ExpertsScratch,
         step: &mut StepScratch,
     ) {
         let model = self.model;
-        match &model.weights.layers[i].ffn {
+        match &model.layer(i).ffn {
             FeedForward::None => return,
+            FeedForward::ChannelMix(m) => self.channel_mix(i, m, SubLayerRows { x, y }, states, step),
             FeedForward::Dense(ffn) => self.dense(i, ffn, 0.0, SubLayerRows { x, y }, step),
             FeedForward::Experts(experts) => {
                 let (mut normed, n) = (core::mem::take(&mut s.layer_input), self.n * model.config.n_embd);
+                let mut router = core::mem::take(&mut s.router_input);
+                if let Some(norm) = &experts.router_norm {
+                    self.rows.norm(norm, &normed[..n], model.config.n_embd, &mut router[..n]);
+                }
                 let x_experts = match &experts.input_norm {
                     Some(norm) => {
                         self.rows.norm_each(norm, &mut normed[..n]);
@@ -45,9 +54,30 @@ impl ForwardPass<'_, '_> {
                 };
                 let x_router = match model.config.arch.expert_input {
                     ExpertInput::LayerForRouter => &normed[..n],
+                    ExpertInput::Residual => &router[..n],
                     _ => x_experts,
                 };
-                self.experts(i, experts, ExpertRows { x: x_experts, router: x_router, y }, s, step);
+                let d = model.config.n_embd;
+                match (&experts.latent, &model.config.experts) {
+                    (Some([down, up]), Some(c)) => {
+                        let (mut latent, stride) = (core::mem::take(&mut s.latent), padded(c.width));
+                        let (input, sum) = latent.split_at_mut(self.n * stride);
+                        let sum = &mut sum[..self.n * stride];
+                        self.rows.linear(down, x_experts, input, &mut step.words);
+                        self.experts(i, experts, ExpertRows { x: input, stride, router: x_router, y: sum }, s, step);
+                        let sum = Floats { x: sum, stride };
+                        self.rows.matrix(&up.w, up.bias.as_deref(), sum, y, &mut step.words);
+                        s.latent = latent;
+                    }
+                    _ => {
+                        let rows = ExpertRows { x: x_experts, stride: d, router: x_router, y };
+                        self.experts(i, experts, rows, s, step);
+                    }
+                }
+                if let Some(norm) = &experts.post_norm {
+                    self.rows.norm_beginnings(norm, y, padded(model.config.n_embd));
+                }
+                s.router_input = router;
                 s.layer_input = normed;
                 if let Some(shared) = &experts.shared {
                     self.shared_expert(i, shared, SubLayerRows { x, y }, s, step);
@@ -70,8 +100,15 @@ impl ForwardPass<'_, '_> {
         let (stride, Linear { w, bias }) = (ffn.up.stride, &ffn.down);
         let wide = &mut wide[..self.n * stride];
         self.rows.linear_group(&ffn.up, x, wide, words);
+        if self.model.config.layers[i].sparsity > 0.0 {
+            let (cpu, factor) = (self.rows.cpu, self.model.config.layers[i].sparsity);
+            self.rows.each(wide, stride, &|_, row| sparsify(cpu, &mut row[..w.k()], factor));
+        }
         let activation = FfnActivation {
-            act: self.model.config.arch.act,
+            act: match self.model.config.arch.ungated_act {
+                Some(act) if ffn.up.part_starts.len() == 1 => act,
+                _ => self.model.config.arch.act,
+            },
             swiglu: Swiglu::Plain,
             limit,
             xielu: self.model.config.layers[i].xielu,
@@ -96,6 +133,9 @@ impl ForwardPass<'_, '_> {
         let mut out = core::mem::take(&mut s.outputs);
         let (limit, factor) = (self.model.config.layers[i].shared_limit, self.model.config.arch.shared_factor);
         self.dense(i, &e.ffn, limit, SubLayerRows { x, y: &mut out[..n * padded(d)] }, step);
+        if let Some(norm) = &e.post_norm {
+            rows.norm_beginnings(norm, &mut out[..n * padded(d)], padded(d));
+        }
         let gate = &mut s.router[..n * padded(1)];
         if let Some(g) = &e.gate {
             rows.linear(g, x, gate, &mut step.words);
@@ -116,15 +156,15 @@ impl ForwardPass<'_, '_> {
         &mut self,
         i: usize,
         e: &Experts,
-        ExpertRows { x, router: router_input, y }: ExpertRows<'_>,
+        ExpertRows { x, stride: x_stride, router: router_input, y }: ExpertRows<'_>,
         s: &mut ExpertsScratch,
         step: &mut StepScratch,
     ) {
         let Some(c) = &self.model.config.experts else { return };
-        let (n, d, rows) = (self.n, self.model.config.n_embd, self.rows);
+        let (n, d, rows) = (self.n, c.width, self.rows);
         let StepScratch { wide, words, .. } = step;
         let router = &mut s.router[..n * padded(c.n)];
-        rows.linear(&e.router, &router_input[..n * d], router, words);
+        rows.linear(&e.router, &router_input[..n * self.model.config.n_embd], router, words);
         self.trace_stage(Stage::Router, Some(i), &mut columns(router, padded(c.n), 0, c.n));
         self.route(c, e.selection_bias.as_deref(), s);
 
@@ -135,7 +175,7 @@ impl ForwardPass<'_, '_> {
         let inputs = &mut s.inputs[..total * d];
         if gathered {
             let source_rows = &s.source_rows;
-            rows.each(inputs, d, &|r, input| input.copy_from_slice(&x[source_rows[r] as usize * d..][..d]));
+            rows.each(inputs, d, &|r, input| input.copy_from_slice(&x[source_rows[r] as usize * x_stride..][..d]));
         }
         if weighted {
             for (&row, weight) in s.expert_rows.iter().zip(&mut s.weights).take(total) {
@@ -145,20 +185,24 @@ impl ForwardPass<'_, '_> {
         }
         let groups = || (0..c.n).map(|e| (e, s.starts[e]..s.starts[e + 1])).filter(|(_, rows)| !rows.is_empty());
 
-        let up_at = if e.gate.is_empty() { 0 } else { padded(c.n_ff) };
-        let stride = up_at + padded(c.n_ff);
+        let is_fused = e.gate.is_empty() && e.up[0].rows() == 2 * c.n_ff;
+        let up_at = match (is_fused, e.gate.is_empty()) {
+            (true, _) => c.n_ff,
+            (false, true) => 0,
+            (false, false) => padded(c.n_ff),
+        };
+        let stride = if is_fused { padded(2 * c.n_ff) } else { up_at + padded(c.n_ff) };
+        let up_row = if is_fused { 0 } else { up_at };
         let wide = &mut wide[..total * stride];
         let mut packed = PackedColumns::new(words);
         let mut jobs = Vec::new();
         for (number, (expert, group)) in groups().enumerate() {
-            let (x, number) = if gathered { (&inputs[group.start * d..group.end * d], number) } else { (x, 0) };
-            for (w, at) in e.gate.get(expert).map(|w| (w, 0)).into_iter().chain([(&e.up[expert], up_at)]) {
-                jobs.push(MatmulJob {
-                    w,
-                    x: packed.of(&rows, w, as_columns(x, w), number),
-                    out_column: group.start,
-                    out_row: at,
-                });
+            let (x, number) = match gathered {
+                true => (Floats { x: &inputs[group.start * d..group.end * d], stride: d }, number),
+                false => (Floats { x, stride: x_stride }, 0),
+            };
+            for (w, at) in e.gate.get(expert).map(|w| (w, 0)).into_iter().chain([(&e.up[expert], up_row)]) {
+                jobs.push(MatmulJob { w, x: packed.of(&rows, w, x, number), out_column: group.start, out_row: at });
             }
         }
         products(rows.cpu, rows.pool, &jobs, wide, stride);
@@ -187,6 +231,10 @@ impl ForwardPass<'_, '_> {
         products(rows.cpu, rows.pool, &jobs, outputs, padded(d));
         add_biases(outputs, padded(d), &e.biases[2], 0, d);
 
+        if let Some(scales) = &e.output_scale {
+            let selected = s.selected[..total].iter().zip(&mut s.weights);
+            selected.for_each(|(expert, weight)| *weight *= scales[*expert as usize]);
+        }
         let (expert_rows, weights) = (&s.expert_rows, &s.weights);
         rows.each(y, padded(d), &|r, y| {
             let y = &mut y[..d];

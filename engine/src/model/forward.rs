@@ -14,13 +14,13 @@ use core::ops::Range;
 use super::Model;
 use super::block::ForwardPass;
 use super::rows::{RowOps, as_columns, columns};
-use super::scratch::{AttentionScratch, Scratch};
-use super::weights::{ResidualOrder, padded};
+use super::scratch::{AttentionScratch, LayerEmbeddingScratch, Scratch};
+use super::weights::{LayerEmbeddings, ResidualOrder, padded};
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvLayout, KvMemory, PAGE, Slot, Span};
 use crate::kernels::elementwise::{add_scaled, scale, soft_cap};
 use crate::kernels::recurrent::StateSpan;
-use crate::math::ln;
+use crate::math::{ln, sqrt};
 use crate::pool::Pool;
 
 /// Where a forward pass runs: instruction set and threads. Neither changes a result.
@@ -73,6 +73,7 @@ pub enum Stage {
     Router,
     FfnOut,
     PostFfnNorm,
+    LayerEmbedding,
     FinalNorm,
     Logits,
 }
@@ -94,6 +95,7 @@ impl Stage {
             Stage::Router => "router",
             Stage::FfnOut => "ffn_out",
             Stage::PostFfnNorm => "post_ffn_norm",
+            Stage::LayerEmbedding => "layer_embedding",
             Stage::FinalNorm => "final_norm",
             Stage::Logits => "logits",
         }
@@ -163,8 +165,8 @@ impl Model {
         self.layers(&mut pass, runs, kv.memory, s);
     }
 
-    /// Runs a batch of whole texts whose keys and values no later batch reads, so that pages of a single layer
-    /// ([`KvLayout::n_layer`] = 1) suffice. Returns the hidden states after the final norm, (rows, n_embd).
+    /// Runs a batch of whole texts whose keys and values no later batch reads, so that pages of
+    /// [`Config::batch_kv_layout`](super::Config::batch_kv_layout) suffice. Returns the hidden states after the final norm, (rows, n_embd).
     ///
     /// # Panics
     /// As [`Model::forward`].
@@ -213,27 +215,52 @@ impl Model {
             pass.rows.norm_each(norm, &mut s.x[..n * d]);
         }
         pass.trace_stage(Stage::Embedding, None, &mut columns(&s.x[..n * d], d, 0, d));
-        for (i, layer) in self.weights.layers.iter().enumerate() {
-            match &layer.order {
+        if let Some(embeddings) = &self.weights.layer_embeddings {
+            self.embed_layers(&pass.rows, embeddings, runs, s);
+        }
+        if self.config.arch.embedding_skips {
+            s.skips[..n * d].copy_from_slice(&s.x[..n * d]);
+        }
+        if let Some(altup) = &self.weights.altup {
+            pass.split_streams(altup, s);
+        }
+        if let Some(low) = &self.weights.low_state {
+            pass.begin_passes(low, s);
+        }
+        for i in 0..self.config.n_layer() {
+            match &self.layer(i).order {
+                ResidualOrder::AltUp(altup) => pass.altup_block(i, altup, memory, s),
                 ResidualOrder::Serial => pass.serial_block(i, memory, s),
                 ResidualOrder::Parallel => pass.parallel_block(i, memory, s),
                 ResidualOrder::PostNorm(norms) => pass.post_norm_block(i, norms, memory, s),
+                ResidualOrder::Normed => pass.normed_block(i, memory, s),
             }
+            let output_scale = self.config.layers[i].output_scale;
+            if output_scale != 1.0 {
+                let rows = pass.rows;
+                rows.each(&mut s.x[..n * d], d, &|_, x| scale(rows.cpu, x, output_scale));
+            }
+            if let Some(end) = self.config.layers[i].after {
+                pass.end_pass(end, s);
+            }
+        }
+        if let Some(altup) = &self.weights.altup {
+            pass.merge_streams(altup, s);
         }
     }
 
     /// Assigns each row of the batch its slot in a KV page, and computes cosines and sines of its position for each
     /// RoPE variant of the model.
     fn assign_slots<'r>(&self, runs: &[Run<'r>], s: &mut AttentionScratch) -> Vec<Span<'r>> {
-        let half = self.config.n_rot / 2;
+        let pairs = self.config.rope_pairs();
         let mut spans = Vec::with_capacity(runs.len());
         s.slots.clear();
         for run in runs {
             spans.push(Span { row: s.slots.len(), n: run.tokens.len(), pos: run.pos, pages: run.pages });
             for pos in run.pos..run.pos + run.tokens.len() {
                 for (i, rotary) in s.rotary.iter().enumerate() {
-                    let at = (s.slots.len() * s.rotary.len() + i) * half;
-                    rotary.at(pos, &mut s.cos[at..at + half], &mut s.sin[at..at + half]);
+                    let at = (s.slots.len() * s.rotary.len() + i) * pairs;
+                    rotary.at(pos, &mut s.cos[at..at + pairs], &mut s.sin[at..at + pairs]);
                 }
                 if let Some(t) = &self.config.temperature {
                     let steps = (pos + t.offset) / t.length;
@@ -260,6 +287,26 @@ impl Model {
                 matrix.row(row, &mut s.row);
                 add_scaled(cpu, x, &s.row, 1.0);
             }
+        }
+    }
+
+    /// The embeddings of the layers, from the tokens and their embeddings.
+    fn embed_layers(&self, on: &RowOps<'_>, of: &LayerEmbeddings, runs: &[Run<'_>], s: &mut Scratch) {
+        let (d, width, cpu) = (self.config.n_embd, self.config.n_embd_layer, on.cpu);
+        let n = runs.iter().map(|run| run.tokens.len()).sum::<usize>();
+        let Scratch { x, embeddings, step, .. } = s;
+        let LayerEmbeddingScratch { embeddings, stride, row } = embeddings;
+        let (stride, rows) = (*stride, &mut embeddings[..n * *stride]);
+        on.linear(&of.proj, &x[..n * d], rows, &mut step.words);
+        let [by_width, by_layer] = [1.0 / sqrt(d as f32), sqrt(width as f32)];
+        let tokens = runs.iter().flat_map(|run| run.tokens);
+        for (token, out) in tokens.zip(rows.chunks_exact_mut(stride)) {
+            let out = &mut out[..row.len()];
+            scale(cpu, out, by_width);
+            on.norm_heads(&of.norm, out);
+            of.table.row(*token as usize, row);
+            add_scaled(cpu, out, row, by_layer);
+            scale(cpu, out, core::f32::consts::FRAC_1_SQRT_2);
         }
     }
 

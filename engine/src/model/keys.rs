@@ -52,17 +52,18 @@ impl Keys<'_, '_> {
         self.gguf.u32_array(&self.key(name))
     }
 
-    /// As [`Keys::u32`], but layers with 0 may be among the others.
-    pub(super) fn u32_or_zero(&self, name: &str) -> Result<Option<u32>, LoadError> {
-        let layers = match self.gguf.get(&self.key(name)) {
-            Some(Value::Array(_)) => self.gguf.u32_array(&self.key(name))?.unwrap_or_default(),
-            _ => return self.u32(name),
+    /// An integer for each of `n` layers, from an array or the same for all.
+    pub(super) fn per_layer_u32(&self, name: &str, n: usize) -> Result<Option<Vec<u32>>, LoadError> {
+        let key = self.key(name);
+        let Some(Value::Array(_)) = self.gguf.get(&key) else {
+            return Ok(self.gguf.u32(&key)?.map(|v| alloc::vec![v; n]));
         };
-        let mut others = layers.iter().copied().filter(|&n| n != 0);
-        match others.next() {
-            Some(n) if layers.contains(&0) && others.all(|other| other == n) => Ok(Some(n)),
-            _ => self.u32(name),
+        let values = self.gguf.u32_array(&key)?.unwrap_or_default();
+        if values.len() != n {
+            let expected = format!("{n} elements, one per layer (block_count)");
+            return Err(self.wrong(name, format!("an array of {} elements", values.len()), expected));
         }
+        Ok(Some(values))
     }
 
     pub(super) fn f32(&self, name: &str) -> Result<Option<f32>, LoadError> {
@@ -70,6 +71,10 @@ impl Keys<'_, '_> {
             Some(v) if !v.is_finite() => Err(self.wrong(name, v, "a finite number")),
             v => Ok(v),
         }
+    }
+
+    pub(super) fn f32_array(&self, name: &str) -> Result<Option<Vec<f32>>, LoadError> {
+        self.gguf.f32_array(&self.key(name))
     }
 
     pub(super) fn has(&self, name: &str) -> bool {

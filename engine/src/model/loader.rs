@@ -165,7 +165,7 @@ impl WeightLoader {
         let weights = Weights::new(&mut tensors, &self.config)?;
         // ignoring a tensor would compute another model than the file describes
         match tensors.first_unused() {
-            Some(name) => Err(roles::conflict(name)),
+            Some(name) => Err(roles::conflict(name, &self.config)),
             None => Ok((self.config, weights)),
         }
     }

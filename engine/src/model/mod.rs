@@ -1,7 +1,9 @@
 //! Models: hyper-parameters, weights, tokenizer and the forward pass.
 
+mod altup;
 pub mod arch;
 mod block;
+mod classifier;
 pub mod config;
 pub mod evaluate;
 mod ffn;
@@ -9,6 +11,7 @@ pub mod forward;
 mod keys;
 pub mod loader;
 pub mod mixers;
+mod passes;
 mod projection;
 mod recommended;
 
@@ -30,7 +33,7 @@ pub(crate) use projection::ProjectionScratch;
 pub use recommended::RecommendedSampling;
 pub use scratch::{Scratch, ScratchSize};
 pub use stream::{StreamError, StreamLoader};
-use weights::Weights;
+use weights::{Layer, Weights};
 
 use crate::error::LoadError;
 use crate::gguf::Gguf;
@@ -48,8 +51,14 @@ pub struct Model {
     pub tokenizer: Tokenizer,
     /// Chat template of the model file, in Jinja.
     pub chat_template: Option<String>,
+    /// Prompt of a reranker, with `{query}` and `{document}` (`tokenizer.chat_template.rerank`).
+    pub rerank_template: Option<String>,
     /// Name of the model (`general.name`).
     pub name: Option<String>,
+    /// Number of elements of all tensors.
+    pub n_parameters: u64,
+    /// Mixture of types of the file, as llama.cpp numbers it (`general.file_type`).
+    pub file_type: Option<u32>,
     /// Sampling options that the file recommends.
     pub recommended: RecommendedSampling,
     /// Maximal bytes of working memory. An untrusted file controls widths and numbers of experts, and so the memory
@@ -64,7 +73,10 @@ pub struct ModelLoader {
     loader: WeightLoader,
     tokenizer: Tokenizer,
     chat_template: Option<String>,
+    rerank_template: Option<String>,
     name: Option<String>,
+    n_parameters: u64,
+    file_type: Option<u32>,
     recommended: RecommendedSampling,
 }
 
@@ -104,7 +116,11 @@ impl ModelLoader {
             loader: WeightLoader::new(shards, config)?,
             tokenizer,
             chat_template: gguf.str("tokenizer.chat_template")?.map(Into::into),
+            rerank_template: gguf.str("tokenizer.chat_template.rerank")?.map(Into::into),
             name: gguf.str("general.name")?.map(Into::into),
+            n_parameters: shards.iter().flat_map(|shard| shard.tensors()).map(|tensor| tensor.n_elements()).sum(),
+            // a mixture of another program is no reason to refuse the file
+            file_type: gguf.u32("general.file_type").unwrap_or(None),
             recommended: RecommendedSampling::from_gguf(gguf)?,
         })
     }
@@ -125,9 +141,19 @@ impl ModelLoader {
     /// [`LoadError`] of the first tensor that is incomplete or that conflicts with others.
     pub fn finish(self) -> Result<Model, LoadError> {
         let (config, weights) = self.loader.finish()?;
-        let ModelLoader { tokenizer, chat_template, name, recommended, .. } = self;
         let max_scratch_bytes = weights.len_bytes().max(LEAST_SCRATCH_LIMIT);
-        Ok(Model { config, tokenizer, chat_template, name, recommended, max_scratch_bytes, weights })
+        Ok(Model {
+            config,
+            tokenizer: self.tokenizer,
+            chat_template: self.chat_template,
+            rerank_template: self.rerank_template,
+            name: self.name,
+            n_parameters: self.n_parameters,
+            file_type: self.file_type,
+            recommended: self.recommended,
+            max_scratch_bytes,
+            weights,
+        })
     }
 }
 
@@ -141,6 +167,11 @@ impl Model {
         let mut loader = ModelLoader::new(core::slice::from_ref(&gguf))?;
         loader.weights().load_all(&[file], pool, &mut |_, _| {})?;
         loader.finish()
+    }
+
+    /// The weights of layer `i`: several layers may have the same.
+    pub(crate) fn layer(&self, i: usize) -> &Layer {
+        &self.weights.layers[self.config.layers[i].block]
     }
 
     /// Bytes of the packed weights.

@@ -2,22 +2,59 @@
 
 use alloc::vec::Vec;
 
-use super::rows::packed_words;
+use super::rows::{RowOps, packed_words};
 use super::scratch::Budget;
-use super::weights::padded;
+use super::weights::{Linear, padded};
 use super::{Exec, Model};
 use crate::error::MemoryError;
 
 /// Tensor names of the projections, in order.
 pub(super) const NAMES: [&str; 2] = ["dense_2", "dense_3"];
 
-/// Working memory of the projections; empty if the model has none.
+/// Working memory of layers that are applied to pooled vectors one after the other; empty without layers.
 pub(crate) struct ProjectionScratch {
-    /// (texts, k): input of a projection; after the last one, its output.
-    x: Vec<f32>,
-    /// (texts, padded rows): output of a projection.
+    /// (texts, k): input of a layer; after the last one, its output.
+    pub(super) x: Vec<f32>,
+    /// (texts, padded rows): output of a layer.
     y: Vec<f32>,
     words: Vec<u32>,
+}
+
+impl ProjectionScratch {
+    /// Memory for `max_texts` vectors.
+    ///
+    /// # Errors
+    /// [`MemoryError`] if the allocation fails, or would exceed `limit` bytes.
+    pub(super) fn new(layers: &[&Linear], max_texts: usize, limit: usize) -> Result<ProjectionScratch, MemoryError> {
+        let mut budget = Budget::new(limit);
+        let most = |of: fn((usize, usize)) -> usize| {
+            layers.iter().map(|layer| of((layer.w.k(), layer.w.rows()))).max().unwrap_or(0)
+        };
+        let scratch = ProjectionScratch {
+            x: budget.zeros(&[max_texts, most(|(k, rows)| k.max(rows))]),
+            y: budget.zeros(&[max_texts, most(|(_, rows)| padded(rows))]),
+            words: budget.zeros(&[max_texts, most(|(k, _)| packed_words(1, 1, k))]),
+        };
+        budget.check(max_texts)?;
+        Ok(scratch)
+    }
+
+    /// Copies the first `width` values of each vector to the input.
+    pub(super) fn load(&mut self, vectors: &[&mut &mut [f32]], width: usize) {
+        for (x, v) in self.x.chunks_exact_mut(width).zip(vectors.iter()) {
+            x.copy_from_slice(&v[..width]);
+        }
+    }
+
+    /// Replaces the input, `n` rows, by the output of a layer.
+    pub(super) fn apply(&mut self, on: &RowOps<'_>, layer: &Linear, n: usize) {
+        let (k, rows) = (layer.w.k(), layer.w.rows());
+        let y = &mut self.y[..n * padded(rows)];
+        on.linear(layer, &self.x[..n * k], y, &mut self.words);
+        for (x, y) in self.x.chunks_exact_mut(rows).zip(y.chunks_exact(padded(rows))) {
+            x.copy_from_slice(&y[..rows]);
+        }
+    }
 }
 
 impl Model {
@@ -31,22 +68,8 @@ impl Model {
     /// # Errors
     /// [`MemoryError`] if the allocation fails, or would exceed [`Model::max_scratch_bytes`].
     pub(crate) fn projection_scratch(&self, max_texts: usize) -> Result<ProjectionScratch, MemoryError> {
-        let mut budget = Budget::new(self.max_scratch_bytes);
-        let most = |of: fn((usize, usize)) -> usize| {
-            self.weights
-                .projections
-                .iter()
-                .map(|projection| of((projection.w.k(), projection.w.rows())))
-                .max()
-                .unwrap_or(0)
-        };
-        let scratch = ProjectionScratch {
-            x: budget.zeros(&[max_texts, most(|(k, rows)| k.max(rows))]),
-            y: budget.zeros(&[max_texts, most(|(_, rows)| padded(rows))]),
-            words: budget.zeros(&[max_texts, most(|(k, _)| packed_words(1, 1, k))]),
-        };
-        budget.check(max_texts)?;
-        Ok(scratch)
+        let layers: Vec<&Linear> = self.weights.projections.iter().collect();
+        ProjectionScratch::new(&layers, max_texts, self.max_scratch_bytes)
     }
 
     /// Projects pooled vectors (n_embd): each then refers to [`Model::n_embd_out`] values in `s`.
@@ -58,16 +81,9 @@ impl Model {
         if n == 0 || self.weights.projections.is_empty() {
             return;
         }
-        for (x, v) in s.x.chunks_exact_mut(self.config.n_embd).zip(vectors.iter()) {
-            x.copy_from_slice(&v[..self.config.n_embd]);
-        }
+        s.load(vectors, self.config.n_embd);
         for projection in &self.weights.projections {
-            let (k, rows) = (projection.w.k(), projection.w.rows());
-            let y = &mut s.y[..n * padded(rows)];
-            on.linear(projection, &s.x[..n * k], y, &mut s.words);
-            for (x, y) in s.x.chunks_exact_mut(rows).zip(y.chunks_exact(padded(rows))) {
-                x.copy_from_slice(&y[..rows]);
-            }
+            s.apply(&on, projection, n);
         }
         for (v, x) in vectors.iter_mut().zip(s.x.chunks_exact_mut(self.n_embd_out())) {
             **v = x;

@@ -4,9 +4,11 @@ use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::ops::Deref;
 
 use super::arch::ExpertInput;
-use super::config::{Config, ExpertsConfig, LayerConfig, MAX_WIDTH, RecurrentConfig};
+use super::config::{Config, ExpertsConfig, LayerConfig, MAX_WIDTH, MixerKind, PassEnd, RecurrentConfig};
+use super::mixers::latent;
 use crate::error::LoadError;
 use crate::gguf::TensorInfo;
 use crate::kernels::WeightArena;
@@ -21,13 +23,15 @@ const IGNORED: [&str; 1] = ["rotary_emb.inv_freq"];
 pub(super) enum Role {
     /// `n` matrices (rows, k), concatenated; `n` is a dimension unless it is 1.
     Matrices { n: usize, rows: usize, k: usize },
+    /// `n` matrices (rows, k) in one dimension of the file.
+    Stacked { n: usize, rows: usize, k: usize },
     /// A vector of this length.
     Vector(usize),
     /// Rows of vectors, one per expert.
     Rows { n: usize, width: usize },
-    /// Weights of a norm of heads: (head_dim), (n_head, head_dim) or (n_head * head_dim).
+    /// Weights of a norm of heads: (head_dim), (n_head, head_dim) or (n_head * head_dim), or one per head, (n_head, 1).
     HeadNorm { n_head: usize, head_dim: usize },
-    /// Values in rows of this width.
+    /// Values in rows of this width; dimensions of 1 may be between.
     Values { width: usize, rows: usize },
 }
 
@@ -42,32 +46,39 @@ pub(super) enum TensorStorage {
 impl Role {
     /// The role of a tensor by its name; `None` if the model has no tensor of this name.
     fn of(name: &str, t: &TensorInfo<'_>, c: &Config) -> Option<Role> {
-        let row = match name.strip_prefix("blk.") {
+        let (row, scope) = match name.strip_prefix("blk.") {
             Some(rest) => {
                 let (layer, part) = rest.split_once('.')?;
                 let n_experts = c.experts.map_or(0, |e| e.n);
-                layer_tables(c, index(layer)?)?.into_iter().find_map(|rows| find(rows, part, n_experts))
+                let i = index(layer)?;
+                let row = layer_tables(c, i)?.into_iter().find_map(|rows| find(rows, part, n_experts));
+                (row?, Scope { config: c, layer: c.block(i) })
             }
-            None => find(MODEL_TENSORS, name, 0),
+            None => (find(MODEL_TENSORS, name, 0)?, Scope::of_model(c)),
         };
-        (row?.role)(c, &t.dims)
+        (row.role)(&scope, &t.dims)
     }
 
     fn reserve(self, t: &TensorInfo<'_>, arena: &mut WeightArena) -> Result<TensorStorage, LoadError> {
         let fits = match self {
             Role::Matrices { n, rows, k } => t.dims == [k as u64, rows as u64, n as u64, 1],
+            Role::Stacked { n, rows, k } => t.dims == [k as u64, (rows * n) as u64, 1, 1],
             Role::Vector(n) => t.dims == [n as u64, 1, 1, 1],
             Role::Rows { n, width } => t.dims == [width as u64, n as u64, 1, 1],
             Role::HeadNorm { n_head, head_dim } => {
                 let (d, n) = (head_dim as u64, n_head as u64);
-                [[d, 1, 1, 1], [d, n, 1, 1], [d * n, 1, 1, 1]].contains(&t.dims)
+                [[d, 1, 1, 1], [d, n, 1, 1], [d * n, 1, 1, 1], [1, n, 1, 1]].contains(&t.dims)
             }
-            Role::Values { width, rows } => t.dims == [width as u64, rows as u64, 1, 1],
+            Role::Values { width, rows } => {
+                let (w, n) = (width as u64, rows as u64);
+                [[w, n, 1, 1], [w, 1, n, 1], [w, 1, 1, n]].contains(&t.dims)
+            }
         };
         if !fits {
             let expected = match self {
                 Role::Matrices { n: 1, rows, k } => format!("shape [{k}, {rows}]"),
                 Role::Matrices { n, rows, k } => format!("shape [{k}, {rows}, {n}]"),
+                Role::Stacked { n, rows, k } => format!("shape [{k}, {}]", rows * n),
                 Role::Vector(n) => format!("shape [{n}]"),
                 Role::Rows { n, width } => format!("shape [{width}, {n}]"),
                 Role::HeadNorm { n_head, head_dim: d } => format!("shape [{d}], [{d}, {n_head}] or [{}]", d * n_head),
@@ -76,7 +87,7 @@ impl Role {
             return Err(tensor_error(t.name, &format!("shape {:?}", &t.dims[..t.n_dims as usize]), &expected));
         }
         let out_of_memory = |_| LoadError::OutOfMemory { what: "the weights", needed: t.len_bytes };
-        if let Role::Matrices { n, rows, k } = self {
+        if let Role::Matrices { n, rows, k } | Role::Stacked { n, rows, k } = self {
             if !t.dtype.supported() {
                 return Err(LoadError::Unsupported {
                     what: "tensor type",
@@ -96,12 +107,33 @@ impl Role {
     }
 }
 
+/// A configuration and one of its layers.
+pub(super) struct Scope<'a> {
+    config: &'a Config,
+    pub(super) layer: &'a LayerConfig,
+}
+
+impl<'a> Scope<'a> {
+    /// For tensors outside of layers, which do not depend on one.
+    fn of_model(config: &'a Config) -> Scope<'a> {
+        Scope { config, layer: &config.layers[0] }
+    }
+}
+
+impl Deref for Scope<'_> {
+    type Target = Config;
+
+    fn deref(&self) -> &Config {
+        self.config
+    }
+}
+
 /// A tensor of the table: its name, its shape, when it is required, and which tensors it cannot be beside.
 pub(super) struct TensorRow {
     /// The name; in a layer the part after `blk.N.`. `#` is the index of an expert.
     name: &'static str,
-    /// The expected shape, of a configuration and the dimensions in the file; `None` where the model has no such tensor.
-    role: fn(&Config, &[u64; 4]) -> Option<Role>,
+    /// The expected shape, of a layer and the dimensions in the file; `None` where the model has no such tensor.
+    role: fn(&Scope<'_>, &[u64; 4]) -> Option<Role>,
     need: Need,
     /// A tensor that takes the place of this one, and the rule in an error's words.
     excludes: Option<(&'static str, &'static str)>,
@@ -112,6 +144,8 @@ pub(super) enum Need {
     Optional,
     /// Wherever the model has a tensor of this name.
     Always,
+    /// In every layer, if the model has tensors of this name.
+    EachLayer,
     /// With the other set of LongRoPE divisors, or because the metadata asks for it.
     LongRope {
         other: &'static str,
@@ -130,12 +164,16 @@ pub(super) enum Part {
     PostNorm,
     Qkv,
     AttnOutput,
+    LatentInput,
+    LatentQuery,
+    LatentHeads,
     Recurrent,
     FeedForward,
+    ExpertInput,
 }
 
 impl TensorRow {
-    pub(super) const fn new(name: &'static str, role: fn(&Config, &[u64; 4]) -> Option<Role>) -> TensorRow {
+    pub(super) const fn new(name: &'static str, role: fn(&Scope<'_>, &[u64; 4]) -> Option<Role>) -> TensorRow {
         TensorRow { name, role, need: Need::Optional, excludes: None }
     }
 
@@ -147,7 +185,7 @@ impl TensorRow {
         self.need(Need::Layouts(layouts))
     }
 
-    const fn excludes(self, rule: (&'static str, &'static str)) -> TensorRow {
+    pub(super) const fn excludes(self, rule: (&'static str, &'static str)) -> TensorRow {
         TensorRow { excludes: Some(rule), ..self }
     }
 
@@ -158,6 +196,7 @@ impl TensorRow {
 
 const SEPARATE_QKV: (&str, &str) = ("attn_qkv", "either the fused or the separate tensors");
 const DENSE: (&str, &str) = ("ffn_gate_inp", "either a dense feed-forward or experts");
+const FUSED_EXPERTS: (&str, &str) = ("ffn_gate_up_exps", "either the fused or the separate tensors");
 const TWO_DIVISORS: (&str, &str) = ("rope_freqs", "either one set of RoPE divisors or two");
 
 const FUSED: &[Layout] = &[(Part::Qkv, 0)];
@@ -175,7 +214,7 @@ pub(super) fn vector(n: usize) -> Option<Role> {
 }
 
 /// The norm of the input of a sub-layer.
-fn input_norm(c: &Config, _: &[u64; 4]) -> Option<Role> {
+fn input_norm(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     if c.arch.plain_norms { None } else { vector(c.n_embd) }
 }
 
@@ -183,28 +222,28 @@ pub(super) fn values(width: usize, rows: usize) -> Option<Role> {
     Some(Role::Values { width, rows })
 }
 
-fn embedding_wide(c: &Config, _: &[u64; 4]) -> Option<Role> {
+fn embedding_wide(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     vector(c.n_embd)
 }
 
-fn final_norm(c: &Config, _: &[u64; 4]) -> Option<Role> {
+fn final_norm(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     if c.arch.post_norm || c.arch.plain_norms { None } else { vector(c.n_embd) }
 }
 
-fn post_norm_only(c: &Config, _: &[u64; 4]) -> Option<Role> {
+fn post_norm_only(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     if c.arch.post_norm { vector(c.n_embd) } else { None }
 }
 
-fn rope_divisors(c: &Config, _: &[u64; 4]) -> Option<Role> {
-    vector(c.n_rot / 2)
+fn rope_divisors(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
+    vector(c.rope_pairs())
 }
 
 /// A projection has any shape; each must fit the one before.
-fn projection_matrix(_: &Config, dims: &[u64; 4]) -> Option<Role> {
+fn projection_matrix(_: &Scope<'_>, dims: &[u64; 4]) -> Option<Role> {
     matrix(width(dims[1]), width(dims[0]))
 }
 
-fn projection_bias(_: &Config, dims: &[u64; 4]) -> Option<Role> {
+fn projection_bias(_: &Scope<'_>, dims: &[u64; 4]) -> Option<Role> {
     vector(width(dims[0]))
 }
 
@@ -213,22 +252,55 @@ fn width(dim: u64) -> usize {
     dim.min(u64::from(MAX_WIDTH)) as usize
 }
 
-fn q_width(c: &Config) -> usize {
-    c.n_head * c.head_dim
+/// Rows of the fused projection of queries, keys and values.
+fn qkv_rows(c: &Scope<'_>) -> usize {
+    q_rows(c) + c.layer.heads.k_width() + c.layer.heads.v_width()
 }
 
 /// Rows of the query projection, which may give gates too.
-fn q_rows(c: &Config) -> usize {
-    if c.arch.gated_queries { 2 * q_width(c) } else { q_width(c) }
-}
-
-fn kv_width(c: &Config) -> usize {
-    c.n_head_kv * c.head_dim
+fn q_rows(c: &Scope<'_>) -> usize {
+    c.q_rows(&c.layer.heads)
 }
 
 /// Rows of the up matrix, which may have those of the gate too.
-fn up_rows(c: &Config, dim: u64) -> usize {
-    if dim == 2 * c.n_ff as u64 { 2 * c.n_ff } else { c.n_ff }
+fn up_rows(c: &Scope<'_>, dim: u64) -> usize {
+    let n = c.layer.n_ff;
+    if dim == 2 * n as u64 { 2 * n } else { n }
+}
+
+/// Keys, which layers that read those of others do not have.
+fn of_keys(c: &Scope<'_>, role: Option<Role>) -> Option<Role> {
+    role.filter(|_| c.layer.owns_kv)
+}
+
+/// The output projection, or the matrix instead of attention.
+fn attn_output(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
+    match c.layer.mixer {
+        MixerKind::Linear => matrix(c.n_embd, c.n_embd),
+        _ => matrix(c.n_embd, c.layer.heads.out_width()),
+    }
+}
+
+/// A tensor of layers with embeddings of their own.
+fn with_embeddings(c: &Scope<'_>, role: fn(usize, usize) -> Option<Role>) -> Option<Role> {
+    if c.n_embd_layer > 0 { role(c.n_embd_layer, c.n_embd) } else { None }
+}
+
+/// A tensor of layers with several residual streams.
+fn with_streams(c: &Scope<'_>, role: Option<Role>) -> Option<Role> {
+    role.filter(|_| c.n_altup > 0)
+}
+
+fn stream_projections(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
+    match c.n_altup {
+        0 => None,
+        n => Some(Role::Matrices { n: n - 1, rows: c.n_embd, k: c.n_embd }),
+    }
+}
+
+/// A norm or factor of experts that read the residual stream.
+fn beside_residual(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
+    if c.experts.is_some() && c.arch.expert_input == ExpertInput::Residual { vector(c.n_embd) } else { None }
 }
 
 /// The tensors outside of layers; required ones are reported in this order.
@@ -240,6 +312,24 @@ const MODEL_TENSORS: &[TensorRow] = &[
         false => None,
     })
     .need(Need::Always),
+    TensorRow::new("hrm.z_l_init", |c, _| match c.layers.iter().any(|l| l.after == Some(PassEnd::Low)) {
+        true => vector(c.n_embd),
+        false => None,
+    })
+    .need(Need::Always),
+    TensorRow::new("altup_proj.weight", stream_projections).need(Need::Always),
+    TensorRow::new("altup_unembd_proj.weight", stream_projections).need(Need::Always),
+    TensorRow::new("per_layer_token_embd.weight", |c, _| match c.n_embd_layer {
+        0 => None,
+        n => matrix(c.n_vocab, n * c.n_blocks()),
+    })
+    .need(Need::Always),
+    TensorRow::new("per_layer_model_proj.weight", |c, _| match c.n_embd_layer {
+        0 => None,
+        n => matrix(n * c.n_blocks(), c.n_embd),
+    })
+    .need(Need::Always),
+    TensorRow::new("per_layer_proj_norm.weight", |c, _| with_embeddings(c, |n, _| vector(n))).need(Need::Always),
     // divisors for short and for long contexts come together
     TensorRow::new("rope_factors_long.weight", rope_divisors)
         .need(Need::LongRope { other: "rope_factors_short.weight" })
@@ -259,6 +349,11 @@ const MODEL_TENSORS: &[TensorRow] = &[
     TensorRow::new("dense_2.bias", projection_bias),
     TensorRow::new("dense_3.weight", projection_matrix),
     TensorRow::new("dense_3.bias", projection_bias),
+    TensorRow::new("cls.weight", projection_matrix),
+    TensorRow::new("cls.bias", projection_bias),
+    TensorRow::new("cls.norm.weight", projection_bias),
+    TensorRow::new("cls.output.weight", projection_matrix),
+    TensorRow::new("cls.output.bias", projection_bias),
 ];
 
 /// The tensors of a layer; those of a layout are reported in this order.
@@ -278,75 +373,132 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("ffn_norm_exps.weight", |c, _| {
         if c.arch.expert_input == ExpertInput::Layer { vector(c.n_embd) } else { None }
     }),
+    TensorRow::new("altup_router.weight", |c, _| with_streams(c, matrix(c.n_altup, c.n_embd))).need(Need::EachLayer),
+    TensorRow::new("altup_router_norm.weight", |c, _| with_streams(c, vector(c.n_embd))).need(Need::EachLayer),
+    TensorRow::new("altup_predict_coef.weight", |c, _| with_streams(c, values(c.n_altup, c.n_altup * c.n_altup)))
+        .need(Need::EachLayer),
+    TensorRow::new("altup_correct_coef.weight", |c, _| with_streams(c, values(c.n_altup, c.n_altup)))
+        .need(Need::EachLayer),
+    TensorRow::new("altup_correct_scale.weight", |c, _| with_streams(c, vector(c.n_embd))).need(Need::EachLayer),
+    // the two tell the rank
+    TensorRow::new("laurel_l.weight", |c, dims| with_streams(c, matrix(width(dims[1]), c.n_embd)))
+        .need(Need::EachLayer),
+    TensorRow::new("laurel_r.weight", |c, dims| with_streams(c, matrix(c.n_embd, width(dims[0]))))
+        .need(Need::EachLayer),
+    TensorRow::new("laurel_post_norm.weight", |c, _| with_streams(c, vector(c.n_embd))).need(Need::EachLayer),
+    TensorRow::new("inp_gate.weight", |c, _| with_embeddings(c, matrix)).need(Need::EachLayer),
+    TensorRow::new("proj.weight", |c, _| with_embeddings(c, |n, d| matrix(d, n))).need(Need::EachLayer),
+    TensorRow::new("post_norm.weight", |c, _| with_embeddings(c, |_, d| vector(d))).need(Need::EachLayer),
+    TensorRow::new("layer_output_scale.weight", |_, _| vector(1)),
     TensorRow::new("attn_output_norm.weight", post_norm_only).of(&[(Part::PostNorm, 0)]),
     TensorRow::new("attn_output_norm.bias", post_norm_only),
     TensorRow::new("layer_output_norm.weight", post_norm_only).of(&[(Part::PostNorm, 0)]),
     TensorRow::new("layer_output_norm.bias", post_norm_only),
-    TensorRow::new("attn_q_norm.weight", |c, _| Some(Role::HeadNorm { n_head: c.n_head, head_dim: c.head_dim })),
-    TensorRow::new("attn_k_norm.weight", |c, _| Some(Role::HeadNorm { n_head: c.n_head_kv, head_dim: c.head_dim })),
-    TensorRow::new("attn_q_norm.bias", |c, _| vector(q_width(c))),
-    TensorRow::new("attn_k_norm.bias", |c, _| vector(kv_width(c))),
-    TensorRow::new("attn_sub_norm.weight", |c, _| vector(q_width(c))),
-    TensorRow::new("ffn_sub_norm.weight", |c, _| vector(c.n_ff)),
-    TensorRow::new("attn_sinks.weight", |c, _| vector(c.n_head)),
+    TensorRow::new("attn_q_norm.weight", |c, _| head_norm(c.layer.heads.n_head, c.layer.heads.key_dim)),
+    TensorRow::new("attn_k_norm.weight", |c, _| of_keys(c, head_norm(c.layer.heads.n_head_kv, c.layer.heads.key_dim))),
+    TensorRow::new("attn_q_norm.bias", |c, _| vector(c.layer.heads.q_width())),
+    TensorRow::new("attn_k_norm.bias", |c, _| of_keys(c, vector(c.layer.heads.k_width()))),
+    TensorRow::new("attn_sub_norm.weight", |c, _| vector(c.layer.heads.out_width())),
+    TensorRow::new("ffn_sub_norm.weight", |c, _| vector(c.layer.n_ff)),
+    TensorRow::new("attn_rel_b.weight", |c, dims| match dims {
+        // layers without have those of the first
+        [0, ..] => None,
+        _ if c.relative_buckets == 0 => None,
+        _ => values(c.layer.heads.n_head, c.relative_buckets),
+    }),
+    TensorRow::new("attn_sinks.weight", |c, _| vector(c.layer.heads.n_head)),
     // a gate per head or per element
     TensorRow::new("attn_gate.weight", |c, dims| {
-        matrix(if dims[1] == c.n_head as u64 { c.n_head } else { q_width(c) }, c.n_embd)
+        let heads = &c.layer.heads;
+        matrix(if dims[1] == heads.n_head as u64 { heads.n_head } else { heads.out_width() }, c.n_embd)
     }),
     TensorRow::new("exp_probs_b.bias", |c, _| vector(c.experts.as_ref()?.n)),
     TensorRow::new("ffn_gate_inp.bias", |c, _| vector(c.experts.as_ref()?.n)),
     TensorRow::new("ffn_gate_exps.bias", |c, _| expert_biases(c, |e| e.n_ff)),
     TensorRow::new("ffn_up_exps.bias", |c, _| expert_biases(c, |e| e.n_ff)),
-    TensorRow::new("ffn_down_exps.bias", |c, _| expert_biases(c, |_| c.n_embd)),
-    TensorRow::new("attn_qkv.weight", |c, _| matrix(q_rows(c) + 2 * kv_width(c), c.n_embd)).of(FUSED),
-    TensorRow::new("attn_qkv.bias", |c, _| vector(q_rows(c) + 2 * kv_width(c))),
+    TensorRow::new("ffn_down_exps.bias", |c, _| expert_biases(c, |e| e.width)),
+    TensorRow::new("attn_qkv.weight", |c, _| matrix(qkv_rows(c), c.n_embd)).of(FUSED),
+    TensorRow::new("attn_qkv.bias", |c, _| vector(qkv_rows(c))),
     TensorRow::new("attn_q.weight", |c, _| matrix(q_rows(c), c.n_embd)).of(SEPARATE).excludes(SEPARATE_QKV),
     TensorRow::new("attn_q.bias", |c, _| vector(q_rows(c))).excludes(SEPARATE_QKV),
-    TensorRow::new("attn_k.weight", |c, _| matrix(kv_width(c), c.n_embd)).of(SEPARATE).excludes(SEPARATE_QKV),
-    TensorRow::new("attn_k.bias", |c, _| vector(kv_width(c))).excludes(SEPARATE_QKV),
-    TensorRow::new("attn_v.weight", |c, _| matrix(kv_width(c), c.n_embd)).of(SEPARATE).excludes(SEPARATE_QKV),
-    TensorRow::new("attn_v.bias", |c, _| vector(kv_width(c))).excludes(SEPARATE_QKV),
-    TensorRow::new("attn_output.weight", |c, _| matrix(c.n_embd, q_width(c))).of(&[(Part::AttnOutput, 0)]),
+    TensorRow::new("attn_k.weight", |c, _| of_keys(c, matrix(c.layer.heads.k_width(), c.n_embd)))
+        .of(SEPARATE)
+        .excludes(SEPARATE_QKV),
+    TensorRow::new("attn_k.bias", |c, _| of_keys(c, vector(c.layer.heads.k_width()))).excludes(SEPARATE_QKV),
+    TensorRow::new("attn_v.weight", |c, dims| match dims {
+        // not required
+        [0, ..] if c.arch.values_from_keys => None,
+        _ => of_keys(c, matrix(c.layer.heads.v_width(), c.n_embd)),
+    })
+    .of(SEPARATE)
+    .excludes(SEPARATE_QKV),
+    TensorRow::new("attn_v.bias", |c, _| of_keys(c, vector(c.layer.heads.v_width()))).excludes(SEPARATE_QKV),
+    TensorRow::new("attn_output.weight", attn_output).of(&[(Part::AttnOutput, 0)]),
     TensorRow::new("attn_output.bias", embedding_wide),
     TensorRow::new("ffn_gate_inp.weight", |c, _| matrix(c.experts.as_ref()?.n, c.n_embd)).of(EXPERTS),
+    TensorRow::new("ffn_gate_up_exps.weight", |c, _| {
+        let e = c.experts.as_ref()?;
+        Some(Role::Matrices { n: e.n, rows: 2 * e.n_ff, k: c.n_embd })
+    })
+    .of(&[(Part::ExpertInput, 0)]),
+    TensorRow::new("ffn_up_exps.weight", expert_inputs).of(&[(Part::ExpertInput, 1)]).excludes(FUSED_EXPERTS),
     TensorRow::new("ffn_gate_exps.weight", |c, dims| if c.arch.plain_experts { None } else { expert_inputs(c, dims) })
-        .of(EXPERTS),
-    TensorRow::new("ffn_up_exps.weight", expert_inputs).of(EXPERTS),
+        .of(&[(Part::ExpertInput, 1)])
+        .excludes(FUSED_EXPERTS),
     TensorRow::new("ffn_down_exps.weight", |c, _| {
         let e = c.experts.as_ref()?;
-        Some(Role::Matrices { n: e.n, rows: c.n_embd, k: e.n_ff })
+        Some(Role::Matrices { n: e.n, rows: e.width, k: e.n_ff })
     })
     .of(EXPERTS),
-    TensorRow::new("ffn_gate.weight", |c, _| matrix(c.n_ff, c.n_embd)).of(GATED).excludes(DENSE),
-    TensorRow::new("ffn_gate.bias", |c, _| vector(c.n_ff)).excludes(DENSE),
+    TensorRow::new("ffn_gate_inp.scale", beside_residual).of(EXPERTS),
+    TensorRow::new("pre_ffw_norm_2.weight", beside_residual).of(EXPERTS),
+    TensorRow::new("post_ffw_norm_1.weight", beside_residual).of(EXPERTS),
+    TensorRow::new("post_ffw_norm_2.weight", beside_residual).of(EXPERTS),
+    TensorRow::new("ffn_down_exps.scale", |c, _| vector(c.experts.as_ref()?.n)),
+    TensorRow::new("ffn_gate.weight", |c, _| matrix(c.layer.n_ff, c.n_embd)).of(GATED).excludes(DENSE),
+    TensorRow::new("ffn_gate.bias", |c, _| vector(c.layer.n_ff)).excludes(DENSE),
     TensorRow::new("ffn_up.weight", |c, dims| matrix(up_rows(c, dims[1]), c.n_embd)).of(ANY_DENSE).excludes(DENSE),
     TensorRow::new("ffn_up.bias", |c, dims| vector(up_rows(c, dims[0]))).excludes(DENSE),
-    TensorRow::new("ffn_down.weight", |c, _| matrix(c.n_embd, c.n_ff)).of(ANY_DENSE).excludes(DENSE),
+    TensorRow::new("ffn_down.weight", |c, _| matrix(c.n_embd, c.layer.n_ff)).of(ANY_DENSE).excludes(DENSE),
     TensorRow::new("ffn_down.bias", embedding_wide).excludes(DENSE),
+    TensorRow::new("ffn_latent_down.weight", |c, _| matrix(c.experts.as_ref()?.width, c.n_embd)),
+    TensorRow::new("ffn_latent_up.weight", |c, _| matrix(c.n_embd, c.experts.as_ref()?.width)),
     TensorRow::new("ffn_gate_inp_shexp.weight", |c, _| c.experts.as_ref().and_then(|_| matrix(1, c.n_embd))),
     TensorRow::new("ffn_gate_shexp.weight", |c, _| matrix(c.experts.as_ref()?.n_ff_shared, c.n_embd)),
     TensorRow::new("ffn_up_shexp.weight", |c, _| matrix(c.experts.as_ref()?.n_ff_shared, c.n_embd)),
     TensorRow::new("ffn_down_shexp.weight", |c, _| matrix(c.n_embd, c.experts.as_ref()?.n_ff_shared)),
     // in older files, one tensor per expert
-    TensorRow::new("ffn_gate.#.weight", |c, _| matrix(c.experts.as_ref()?.n_ff, c.n_embd)).excludes(DENSE),
-    TensorRow::new("ffn_up.#.weight", |c, _| matrix(c.experts.as_ref()?.n_ff, c.n_embd)).excludes(DENSE),
-    TensorRow::new("ffn_down.#.weight", |c, _| matrix(c.n_embd, c.experts.as_ref()?.n_ff)).excludes(DENSE),
+    TensorRow::new("ffn_gate.#.weight", |c, _| matrix(c.experts.as_ref()?.n_ff, c.experts.as_ref()?.width))
+        .excludes(DENSE),
+    TensorRow::new("ffn_up.#.weight", |c, _| matrix(c.experts.as_ref()?.n_ff, c.experts.as_ref()?.width))
+        .excludes(DENSE),
+    TensorRow::new("ffn_down.#.weight", |c, _| matrix(c.experts.as_ref()?.width, c.experts.as_ref()?.n_ff))
+        .excludes(DENSE),
 ];
+
+fn head_norm(n_head: usize, head_dim: usize) -> Option<Role> {
+    Some(Role::HeadNorm { n_head, head_dim })
+}
 
 fn expert_biases(c: &Config, width: impl Fn(&ExpertsConfig) -> usize) -> Option<Role> {
     let e = c.experts.as_ref()?;
     Some(Role::Rows { n: e.n, width: width(e) })
 }
 
-fn expert_inputs(c: &Config, _: &[u64; 4]) -> Option<Role> {
+fn expert_inputs(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     let e = c.experts.as_ref()?;
-    Some(Role::Matrices { n: e.n, rows: e.n_ff, k: c.n_embd })
+    Some(Role::Matrices { n: e.n, rows: e.n_ff, k: e.width })
 }
 
-/// The tables of the tensors of a layer, those of a recurrent mixer first; `None` if there is no such layer.
-fn layer_tables(c: &Config, layer: usize) -> Option<[&'static [TensorRow]; 2]> {
-    let recurrent = c.recurrent.as_ref().filter(|_| c.layers.get(layer).is_some_and(|l| l.mixer.is_recurrent()));
-    (layer < c.n_layer()).then_some([recurrent.map_or(&[], RecurrentConfig::tensors), LAYER_TENSORS])
+/// The tables of the tensors of a layer, those of its mixer first; `None` if there is no such layer.
+fn layer_tables(c: &Config, layer: usize) -> Option<[&'static [TensorRow]; 3]> {
+    if layer >= c.n_blocks() {
+        return None;
+    }
+    let mixer = c.block(layer).mixer;
+    let recurrent = c.recurrent.as_ref().filter(|_| mixer.is_recurrent());
+    let latent = if mixer == MixerKind::Latent { latent::TENSORS } else { &[] };
+    Some([recurrent.map_or(&[], RecurrentConfig::tensors), latent, LAYER_TENSORS])
 }
 
 /// The row of a tensor; experts have indices below `n_experts`.
@@ -361,10 +513,13 @@ fn find(rows: &'static [TensorRow], name: &str, n_experts: usize) -> Option<&'st
 }
 
 /// The error for a tensor that no layer took, because the file also has the tensors that take its place.
-pub(super) fn conflict(name: &str) -> LoadError {
+pub(super) fn conflict(name: &str, c: &Config) -> LoadError {
     let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
     let (prefix, row) = match layer {
-        Some((layer, part)) => (format!("blk.{layer}."), find(LAYER_TENSORS, part, usize::MAX)),
+        Some((layer, part)) => {
+            let tables = index(layer).and_then(|layer| layer_tables(c, layer)).unwrap_or_default();
+            (format!("blk.{layer}."), tables.into_iter().find_map(|rows| find(rows, part, usize::MAX)))
+        }
         None => (String::new(), find(MODEL_TENSORS, name, 0)),
     };
     match row.and_then(|row| row.excludes) {
@@ -405,6 +560,7 @@ const WITHOUT_SUFFIX: [(&str, &str); 3] = [
 
 /// The name of a tensor in the table: families have names of their own for some.
 pub(super) fn canonical(name: &str, c: &Config) -> String {
+    let name = name.strip_prefix(c.arch.prefix).unwrap_or(name);
     let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
     let (prefix, part) = layer.map_or((String::new(), name), |(layer, part)| (format!("blk.{layer}."), part));
     let part = WITHOUT_SUFFIX.iter().find(|(short, _)| *short == part).map_or(part, |(_, whole)| whole);
@@ -418,7 +574,10 @@ pub(super) fn canonical(name: &str, c: &Config) -> String {
 /// Whether text does not use the tensor.
 fn is_ignored(name: &str, c: &Config) -> bool {
     let part = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')).map_or(name, |(_, part)| part);
-    c.arch.ignored.iter().any(|beginning| part.starts_with(beginning))
+    let layer = name.strip_prefix("blk.").and_then(|rest| index(rest.split_once('.')?.0)).map(|i| c.block(i));
+    let is_of_keys = ["attn_k.", "attn_v.", "attn_k_norm."].iter().any(|beginning| part.starts_with(beginning));
+    (is_of_keys && layer.is_some_and(|l| l.mixer.has_attention() && !l.owns_kv))
+        || c.arch.ignored.iter().any(|beginning| part.starts_with(beginning))
 }
 
 /// Parses an index in a tensor name: decimal without leading zeros.
@@ -430,40 +589,51 @@ fn index(text: &str) -> Option<usize> {
 }
 
 /// The first required tensor that is missing; `has` tells which exist.
-pub(super) fn missing(c: &Config, has: impl Fn(&str) -> bool) -> Option<String> {
+pub(super) fn missing(c: &Config, has_tensor: impl Fn(&str) -> bool) -> Option<String> {
     let is_required = |row: &&TensorRow| match row.need {
-        Need::Optional | Need::Layouts(_) => false,
-        Need::Always => (row.role)(c, &[0; 4]).is_some(),
-        Need::LongRope { other } => c.is_longrope() || has(other),
+        Need::Optional | Need::EachLayer | Need::Layouts(_) => false,
+        Need::Always => (row.role)(&Scope::of_model(c), &[0; 4]).is_some(),
+        Need::LongRope { other } => c.is_longrope() || has_tensor(other),
     };
-    if let Some(row) = MODEL_TENSORS.iter().filter(is_required).find(|row| !has(row.name)) {
+    if let Some(row) = MODEL_TENSORS.iter().filter(is_required).find(|row| !has_tensor(row.name)) {
         return Some(row.name.into());
     }
     let norm = if c.arch.post_norm { Part::PostNorm } else { Part::PreNorm };
-    for layer in 0..c.n_layer() {
+    for layer in 0..c.n_blocks() {
         let name = |part: &str| format!("blk.{layer}.{part}");
         let has = |row: &TensorRow| match row.name.strip_suffix("_exps.weight") {
             Some(one) => {
                 let n = c.experts.map_or(0, |e| e.n);
-                has(&name(row.name)) || (0..n).all(|i| has(&name(&format!("{one}.{i}.weight"))))
+                has_tensor(&name(row.name)) || (0..n).all(|i| has_tensor(&name(&format!("{one}.{i}.weight"))))
             }
-            None => has(&name(row.name)),
+            None => has_tensor(&name(row.name)),
         };
-        let kind = &c.layers[layer];
+        let kind = c.block(layer);
+        let scope = Scope { config: c, layer: kind };
         let (attention, recurrent) = (kind.mixer.has_attention(), kind.mixer.is_recurrent());
+        let exists = |part: &str| has_tensor(&name(part));
+        let is_each = |row: &&TensorRow| matches!(row.need, Need::EachLayer) && (row.role)(&scope, &[0; 4]).is_some();
+        if let Some(row) = LAYER_TENSORS.iter().filter(is_each).find(|row| !exists(row.name)) {
+            return Some(name(row.name));
+        }
+        let latent = kind.mixer == MixerKind::Latent;
         let parts = [
-            (norm, true),
-            (Part::Qkv, attention),
-            (Part::AttnOutput, attention),
+            (norm, kind.mixer != MixerKind::None || !exists("ffn_norm.weight")),
+            (Part::Qkv, attention && !latent),
+            (Part::LatentInput, latent),
+            (Part::LatentQuery, latent),
+            (Part::LatentHeads, latent),
+            (Part::AttnOutput, attention || kind.mixer == MixerKind::Linear),
             (Part::Recurrent, recurrent),
             (Part::FeedForward, kind.has_ffn),
+            (Part::ExpertInput, kind.has_ffn && exists("ffn_gate_inp.weight")),
         ];
         for part in parts.into_iter().filter_map(|(part, is_there)| is_there.then_some(part)) {
             let tables = layer_tables(c, layer).unwrap_or_default();
             let rows = |i| tables.into_iter().flatten().filter(move |row| row.is_of((part, i)));
             let n = (0..).take_while(|&i| rows(i).next().is_some()).count();
             let layout = (0..n).find(|&i| rows(i).next().is_some_and(has)).unwrap_or(n.saturating_sub(1));
-            if let Some(row) = rows(layout).find(|row| !has(row) && (row.role)(c, &[0; 4]).is_some()) {
+            if let Some(row) = rows(layout).find(|row| !has(row) && (row.role)(&scope, &[0; 4]).is_some()) {
                 return Some(name(row.name));
             }
         }
@@ -476,14 +646,17 @@ pub(super) fn missing(c: &Config, has: impl Fn(&str) -> bool) -> Option<String> 
 pub(super) fn missing_in_layer(c: &Config, names: &[&str], has: impl Fn(&str) -> bool) -> Option<String> {
     let mut last = BTreeMap::new();
     // twice around, so that the first layer of a kind is compared with the last
-    for i in 0..2 * c.n_layer() {
-        let layer = i % c.n_layer();
+    for i in 0..2 * c.n_blocks() {
+        let layer = i % c.n_blocks();
         let with_experts = has(&format!("blk.{layer}.ffn_gate_inp.weight"));
-        let LayerConfig { mixer, has_ffn, .. } = c.layers[layer];
+        let LayerConfig { mixer, has_ffn, .. } = *c.block(layer);
         let Some(before) = last.insert((mixer, has_ffn, with_experts), layer) else { continue };
         let prefix = format!("blk.{before}.");
         for name in &names[names.partition_point(|name| *name < &prefix[..])..] {
             let Some(part) = name.strip_prefix(&prefix[..]) else { break };
+            if !may_have(c, layer, part) {
+                continue;
+            }
             let name = format!("blk.{layer}.{part}");
             if !has(&name) {
                 return Some(name);
@@ -491,6 +664,13 @@ pub(super) fn missing_in_layer(c: &Config, names: &[&str], has: impl Fn(&str) ->
         }
     }
     None
+}
+
+/// Whether a layer may have a tensor that another layer of its kind has.
+fn may_have(c: &Config, layer: usize, part: &str) -> bool {
+    let scope = Scope { config: c, layer: c.block(layer) };
+    let row = layer_tables(c, layer).and_then(|tables| tables.into_iter().find_map(|rows| find(rows, part, 0)));
+    row.is_none_or(|row| (row.role)(&scope, &[0; 4]).is_some())
 }
 
 pub(super) fn tensor_error(name: &str, found: &str, expected: &str) -> LoadError {

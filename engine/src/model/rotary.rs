@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 use core::f64::consts::PI;
 
+use super::arch::{Arch, YarnLog};
 use super::config::MAX_CONTEXT;
 use super::keys::Keys;
 use crate::error::LoadError;
@@ -53,9 +54,10 @@ pub struct Scaling {
     pub beta_fast: f32,
     /// YaRN: pairs with fewer turns over the original context are divided by the whole factor.
     pub beta_slow: f32,
-    /// YaRN: whether magnitudes are not scaled, because the file states another factor on attention scores
-    /// (`rope.scaling.yarn_log_multiplier`).
-    pub keeps_magnitude: bool,
+    /// YaRN: a further factor on cosines and sines.
+    pub magnitude: f32,
+    /// YaRN: factor on attention scores.
+    pub score_factor: f32,
 }
 
 impl Scaling {
@@ -63,7 +65,7 @@ impl Scaling {
     ///
     /// # Errors
     /// [`LoadError::Unsupported`] for an unknown kind, [`LoadError::Metadata`] for a value out of range.
-    pub(super) fn read(keys: &Keys<'_, '_>, n_ctx_train: usize, beta_fast: f32) -> Result<Scaling, LoadError> {
+    pub(super) fn read(keys: &Keys<'_, '_>, n_ctx_train: usize, arch: &Arch) -> Result<Scaling, LoadError> {
         let factor = keys.optional("rope.scaling.factor")?.or(keys.optional("rope.scale_linear")?);
         let kind = match keys.str("rope.scaling.type")? {
             // older files have a factor without a type: linear
@@ -80,19 +82,40 @@ impl Scaling {
                 }
             },
         };
+        let factor = factor.unwrap_or(1.0);
+        let attn_factor = keys.positive("rope.scaling.attn_factor", 1.0)?;
+        let multiplier = keys.optional("rope.scaling.yarn_log_multiplier")?;
+        let (magnitude, score_factor) = yarn_factors(arch.yarn_log, factor, attn_factor, multiplier);
         Ok(Scaling {
             kind,
-            factor: factor.unwrap_or(1.0),
+            factor,
             original_context: match keys.u32("rope.scaling.original_context_length")? {
                 None | Some(0) => n_ctx_train,
                 v => keys.in_range("rope.scaling.original_context_length", v, 1..=MAX_CONTEXT)?,
             },
-            attn_factor: keys.positive("rope.scaling.attn_factor", 1.0)?,
-            beta_fast: keys.positive("rope.scaling.yarn_beta_fast", beta_fast)?,
+            attn_factor,
+            beta_fast: keys.positive("rope.scaling.yarn_beta_fast", arch.beta_fast)?,
             beta_slow: keys.positive("rope.scaling.yarn_beta_slow", 1.0)?,
-            keeps_magnitude: keys.optional("rope.scaling.yarn_log_multiplier")?.is_some(),
+            magnitude,
+            score_factor: if kind == ScalingKind::Yarn { score_factor } else { 1.0 },
         })
     }
+}
+
+/// Factors of YaRN on rotated vectors, beside `attn_factor`, and on attention scores; `multiplier` is
+/// `rope.scaling.yarn_log_multiplier`.
+fn yarn_factors(kind: YarnLog, factor: f32, attn_factor: f32, multiplier: Option<f32>) -> (f32, f32) {
+    let log = ln(f64::from(factor)) as f32;
+    let magnitude = 1.0 + 0.1 * log;
+    let scores = 1.0 + multiplier.unwrap_or(0.0) * log;
+    let magnitude = match (kind, multiplier) {
+        (_, None) => magnitude,
+        (YarnLog::Magnitude, Some(m)) => magnitude / (1.0 + 0.1 * m * log),
+        (YarnLog::ScoresAndMagnitude, Some(_)) => magnitude / scores,
+        (YarnLog::Scores, Some(_)) => 1.0,
+    };
+    let scores = attn_factor * magnitude * scores;
+    (magnitude, if kind == YarnLog::Magnitude { 1.0 } else { scores * scores })
 }
 
 /// A RoPE variant; models with local and global layers have two.
@@ -102,6 +125,8 @@ pub struct RopeConfig {
     pub base: f32,
     /// Scaling of the frequencies; with `None` the file's divisors are not applied either.
     pub scaling: Option<Scaling>,
+    /// Leading elements of a head that rotate; even.
+    pub n_rot: usize,
     /// Pairs that do not rotate.
     pub unrotated: Vec<usize>,
 }
@@ -115,10 +140,10 @@ pub struct Rotary {
 }
 
 impl Rotary {
-    /// Frequencies of heads whose first `n_rot` elements rotate; `divisors` (n_rot / 2) come from the file.
-    pub fn new(n_rot: usize, rope: &RopeConfig, divisors: Option<&[f32]>) -> Rotary {
-        let (n, base) = (n_rot as f64, f64::from(rope.base));
-        let mut freqs: Vec<f64> = (0..n_rot / 2).map(|i| pow(base, -2.0 * i as f64 / n)).collect();
+    /// Frequencies of a variant; `divisors`, at least one per pair, come from the file.
+    pub fn new(rope: &RopeConfig, divisors: Option<&[f32]>) -> Rotary {
+        let (n, base) = (rope.n_rot as f64, f64::from(rope.base));
+        let mut freqs: Vec<f64> = (0..rope.n_rot / 2).map(|i| pow(base, -2.0 * i as f64 / n)).collect();
         rope.unrotated.iter().for_each(|i| freqs[*i] = 0.0);
         let Some(s) = &rope.scaling else { return Rotary { freqs, magnitude: 1.0 } };
         let factor = f64::from(s.factor);
@@ -136,9 +161,7 @@ impl Rotary {
                     let ramp = ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
                     *f = *f / factor * ramp + *f * (1.0 - ramp);
                 }
-                if !s.keeps_magnitude {
-                    magnitude *= 1.0 + 0.1 * ln(factor) as f32;
-                }
+                magnitude *= s.magnitude;
             }
         }
         if let Some(divisors) = divisors {

@@ -5,11 +5,13 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::Model;
+use super::altup::AltUpScratch;
 use super::arch::ExpertInput;
-use super::config::MixerKind;
+use super::config::{MixerKind, RecurrentConfig};
+use super::passes::PassScratch;
 use super::rotary::Rotary;
 use super::rows::{MAX_FORMS, packed_words};
-use super::weights::{AttentionWeights, Dense, FeedForward, Mixer, Recurrent, RopeDivisors, padded};
+use super::weights::{AttentionWeights, Dense, FeedForward, Mixer, ResidualOrder, RopeDivisors, padded};
 use crate::error::MemoryError;
 use crate::kernels::attention::{AttendScratch, Attention, KvLayout, KvType, Slot};
 use crate::kernels::panel::Matrix;
@@ -41,6 +43,11 @@ pub struct Scratch {
     pub(super) step: StepScratch,
     pub(super) attention: AttentionScratch,
     pub(super) experts: ExpertsScratch,
+    pub(super) embeddings: LayerEmbeddingScratch,
+    pub(super) altup: AltUpScratch,
+    pub(super) passes: PassScratch,
+    /// (rows, n_embd): embeddings of the tokens, where layers add them again.
+    pub(super) skips: Vec<f32>,
     /// (logits rows, n_embd) after the final norm, and (logits rows, padded n_vocab).
     pub(super) hidden: Vec<f32>,
     pub(super) logits: Vec<f32>,
@@ -50,20 +57,22 @@ pub struct Scratch {
 
 /// Buffers of one sub-layer.
 pub(super) struct StepScratch {
-    /// (rows, stride of q, k and v), then (rows, n_head * head_dim); or (rows, stride of gate and up). With experts, a
+    /// (rows, stride of q, k and v), then (rows, n_head * value_dim); or (rows, stride of gate and up). With experts, a
     /// row per token and selected expert.
     pub(super) wide: Vec<f32>,
     /// Packed activations.
     pub(super) words: Vec<u32>,
     /// (rows, padded n_embd): output of attention in layers that have a recurrent mixer too.
     pub(super) sum: Vec<f32>,
+    /// (rows, n_embd): values of the first layer, which later layers read (RWKV 7).
+    pub(super) first_values: Vec<f32>,
 }
 
 /// Buffers of attention.
 pub(super) struct AttentionScratch {
     /// RoPE frequencies of the model's variants, for the context that the scratch memory is for.
     pub(super) rotary: Vec<Rotary>,
-    /// (rows, RoPE variants, n_rot / 2)
+    /// (rows, RoPE variants, pairs)
     pub(super) cos: Vec<f32>,
     pub(super) sin: Vec<f32>,
     /// Factor on the queries of each row; empty if it is 1.
@@ -79,6 +88,10 @@ pub(super) struct AttentionScratch {
 pub(super) struct ExpertsScratch {
     /// (rows, n_embd): the input of the layer, where something after attention reads it.
     pub(super) layer_input: Vec<f32>,
+    /// (rows, n_embd): the input of the router, if it has a norm of its own.
+    pub(super) router_input: Vec<f32>,
+    /// (rows, 2 * padded width): input and output of experts in their latent space.
+    pub(super) latent: Vec<f32>,
     /// (rows, padded n_expert)
     pub(super) router: Vec<f32>,
     /// (n_expert)
@@ -96,10 +109,19 @@ pub(super) struct ExpertsScratch {
     pub(super) starts: Vec<usize>,
     /// (expert rows): the batch row that each is a copy of.
     pub(super) source_rows: Vec<u32>,
-    /// (expert rows, n_embd)
+    /// (expert rows, width)
     pub(super) inputs: Vec<f32>,
-    /// (expert rows, padded n_embd)
+    /// (expert rows, padded width), or of the shared expert (rows, padded n_embd).
     pub(super) outputs: Vec<f32>,
+}
+
+/// Embeddings of the layers.
+pub(super) struct LayerEmbeddingScratch {
+    /// (rows, stride): those of all layers, (n_layer, n_embd_layer).
+    pub(super) embeddings: Vec<f32>,
+    pub(super) stride: usize,
+    /// A dequantised row of the table (n_layer * n_embd_layer).
+    pub(super) row: Vec<f32>,
 }
 
 /// Maximal buffer lengths per row over all layers.
@@ -186,14 +208,17 @@ impl Model {
         let layout = self.kv_layout(kv_type);
         let widths = self.widths();
         let has_row = self.weights.token_types.is_some() || self.weights.positions.is_some();
+        let n_head = c.n_head();
+        let parts = layout.layers().iter().map(|kv| Attention::parts_len(kv, n_head, max_seqs, n_ctx));
+        let parts_len = parts.max().unwrap_or(0);
         let attention = AttentionScratch {
             rotary: self.rotary(n_ctx),
-            cos: budget.zeros(&[n, c.ropes.len(), c.n_rot / 2]),
-            sin: budget.zeros(&[n, c.ropes.len(), c.n_rot / 2]),
+            cos: budget.zeros(&[n, c.ropes.len(), c.rope_pairs()]),
+            sin: budget.zeros(&[n, c.ropes.len(), c.rope_pairs()]),
             temperatures: budget.zeros(&[if c.temperature.is_some() { n } else { 0 }]),
             slots: budget.zeros(&[n]),
-            threads: (0..pool.threads()).map(|_| AttendScratch::new(&layout)).collect(),
-            parts: budget.zeros(&[Attention::parts_len(&layout, c.n_head, max_seqs, n_ctx)]),
+            threads: (0..pool.threads()).map(|_| AttendScratch::new(layout.layers())).collect(),
+            parts: budget.zeros(&[parts_len]),
         };
         let scratch = Scratch {
             max_rows,
@@ -205,9 +230,29 @@ impl Model {
                 wide: budget.zeros(&[n, widths.wide]),
                 words: budget.zeros(&[n.max(max_logits), widths.words]),
                 sum: budget.zeros(&[if self.has_both_mixers() { n } else { 0 }, padded(d)]),
+                first_values: budget.zeros(&[if self.reads_first_values() { n } else { 0 }, d]),
             },
             attention,
             experts: self.experts_scratch(n, &mut budget),
+            passes: {
+                let rows = if self.weights.low_state.is_some() { n } else { 0 };
+                PassScratch { low: budget.zeros(&[rows, d]), high: budget.zeros(&[rows, d]) }
+            },
+            skips: budget.zeros(&[if c.arch.embedding_skips { n } else { 0 }, d]),
+            altup: {
+                let (rows, streams) = (if c.n_altup > 0 { n } else { 0 }, c.n_altup);
+                AltUpScratch {
+                    streams: budget.zeros(&[rows, streams, d]),
+                    predictions: budget.zeros(&[rows, streams, d]),
+                    router: budget.zeros(&[rows, padded(streams)]),
+                    laurel: budget.zeros(&[rows, padded(d)]),
+                }
+            },
+            embeddings: {
+                let width = c.n_embd_layer.saturating_mul(c.n_blocks());
+                let (stride, embeddings) = (padded(width), budget.zeros(&[n, padded(width)]));
+                LayerEmbeddingScratch { embeddings, stride, row: budget.zeros(&[width]) }
+            },
             hidden: budget.zeros(&[max_logits, d]),
             logits: budget.zeros(&[max_logits, padded(c.n_vocab)]),
             row: budget.zeros(&[if has_row { d } else { 0 }]),
@@ -218,8 +263,21 @@ impl Model {
 
     /// Whether something after attention reads the input of the layer.
     pub(super) fn reads_layer_input(&self) -> bool {
-        self.config.arch.expert_input != ExpertInput::Same
+        (self.config.arch.expert_input != ExpertInput::Same && self.config.experts.is_some())
             || self.weights.layers.iter().any(|layer| layer.second_norm.is_some())
+    }
+
+    fn has_router_norm(&self) -> bool {
+        let experts = |ffn: &FeedForward| matches!(ffn, FeedForward::Experts(e) if e.router_norm.is_some());
+        self.weights.layers.iter().any(|layer| experts(&layer.ffn))
+    }
+
+    fn has_latent_experts(&self) -> bool {
+        self.weights.layers.iter().any(|l| matches!(&l.ffn, FeedForward::Experts(e) if e.latent.is_some()))
+    }
+
+    fn reads_first_values(&self) -> bool {
+        matches!(self.config.recurrent, Some(RecurrentConfig::Rwkv7(_)))
     }
 
     fn has_both_mixers(&self) -> bool {
@@ -233,10 +291,12 @@ impl Model {
 
     fn experts_scratch(&self, n: usize, budget: &mut Budget) -> ExpertsScratch {
         let d = self.config.n_embd;
-        let (experts, used) = self.config.experts.map_or((0, 0), |e| (e.n, e.n_used));
+        let (experts, used, width) = self.config.experts.map_or((0, 0, 0), |e| (e.n, e.n_used, e.width));
         let (groups, used_groups) = self.config.experts.and_then(|e| e.groups).unwrap_or_default();
         ExpertsScratch {
             layer_input: budget.zeros(&[if self.reads_layer_input() { n } else { 0 }, d]),
+            router_input: budget.zeros(&[if self.has_router_norm() { n } else { 0 }, d]),
+            latent: budget.zeros(&[if self.has_latent_experts() { n } else { 0 }, 2 * padded(width)]),
             router: budget.zeros(&[n, padded(experts)]),
             probabilities: budget.zeros(&[experts]),
             scores: budget.zeros(&[experts]),
@@ -247,8 +307,8 @@ impl Model {
             expert_rows: budget.zeros(&[n, used]),
             starts: budget.zeros(&[experts + 1]),
             source_rows: budget.zeros(&[n, used]),
-            inputs: budget.zeros(&[n, used, d]),
-            outputs: budget.zeros(&[n, used, padded(d)]),
+            inputs: budget.zeros(&[n, used, width]),
+            outputs: budget.zeros(&[n, (used * padded(width)).max(if used > 0 { padded(d) } else { 0 })]),
         }
     }
 
@@ -261,49 +321,70 @@ impl Model {
         };
         let divisors = divisors.map(Vec::as_slice);
         let c = &self.config;
-        c.ropes.iter().map(|rope| Rotary::new(c.n_rot, rope, divisors)).collect()
+        c.ropes.iter().map(|rope| Rotary::new(rope, divisors)).collect()
     }
 
     fn widths(&self) -> Widths {
         let (c, mut w) = (&self.config, Widths::default());
-        let (d, q) = (c.n_embd, c.n_head * c.head_dim);
+        let d = c.n_embd;
+        let mut latent_words = 0;
         // per row: `wide` floats for each of `rows` expert rows, then activations of width `k`
         let mut step = |forms, (wide, k): (usize, usize), rows: usize| {
             w.wide = w.wide.max(wide.saturating_mul(rows));
             w.words = w.words.max(packed_words(rows, forms, d)).max(packed_words(rows, 1, k));
         };
-        for layer in &self.weights.layers {
-            let gates = if c.arch.gated_queries { q } else { 0 };
+        for (layer, config) in c.layers.iter().map(|config| (&self.weights.layers[config.block], config)) {
+            let out = config.heads.out_width();
+            let gates = if c.arch.gated_queries { out } else { 0 };
             let mut attention = |a: &AttentionWeights| {
-                step(forms(a.qkv.matrices()), (a.qkv.stride.saturating_add(q).saturating_add(gates), q), 1);
+                step(forms(a.qkv.matrices()), (a.qkv.stride.saturating_add(out).saturating_add(gates), out), 1);
             };
             match &layer.mixer {
                 Mixer::Attention(a) => attention(a),
                 Mixer::Both(both) => attention(&both.0),
-                Mixer::Recurrent(_) | Mixer::None => {}
+                Mixer::Linear(linear) => step(forms([&linear.w].into_iter()), (0, d), 1),
+                Mixer::Latent(_) | Mixer::Recurrent(_) | Mixer::None => {}
+            }
+            if let Mixer::Latent(a) = &layer.mixer {
+                let (inputs, wide, words) = a.widths();
+                step(forms(inputs.into_iter()), (wide, 0), 1);
+                latent_words = latent_words.max(words);
             }
             let recurrent = match &layer.mixer {
                 Mixer::Recurrent(r) => Some(r),
                 Mixer::Both(both) => Some(&both.1),
-                Mixer::Attention(_) | Mixer::None => None,
+                Mixer::Attention(_) | Mixer::Latent(_) | Mixer::Linear(_) | Mixer::None => None,
             };
-            if let Some((inputs, wide, k)) = recurrent.map(Recurrent::widths) {
-                step(forms(inputs.into_iter()), (wide, k), 1);
+            if let Some(recurrent) = recurrent {
+                let (inputs, wide, k) = recurrent.widths();
+                step(forms(inputs.into_iter()) * recurrent.n_inputs(), (wide, k), 1);
+            }
+            if layer.embedding.is_some() {
+                let width = c.n_embd_layer;
+                step(1, (padded(width), width), 1);
+            }
+            if let ResidualOrder::AltUp(altup) = &layer.order {
+                let left = &altup.laurel.left.w;
+                step(1, (padded(left.rows()), left.rows()), 1);
             }
             let mut dense = |ffn: &Dense| step(forms(ffn.up.matrices()), (ffn.up.stride, ffn.down.w.k()), 1);
             match &layer.ffn {
                 FeedForward::None => {}
                 FeedForward::Dense(ffn) => dense(ffn),
+                FeedForward::ChannelMix(mix) => step(1, (mix.width(), mix.n_ff()), 1),
                 FeedForward::Experts(e) => {
                     if let Some(s) = &e.shared {
                         dense(&s.ffn);
                     }
                     if let Some(x) = &c.experts {
-                        step(forms(e.gate.iter().chain(&e.up)), (2 * padded(x.n_ff), x.n_ff), x.n_used);
+                        let n_forms = forms(e.gate.iter().chain(&e.up));
+                        step(1, (0, x.width), n_forms * x.n_used);
+                        step(n_forms, (2 * padded(x.n_ff), x.n_ff), x.n_used);
                     }
                 }
             }
         }
+        w.words = w.words.max(latent_words);
         w
     }
 }

@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 use super::bpe::{Bpe, MergeTable};
 use super::charsmap::CharsMap;
 use super::control::TokenNames;
+use super::greedy::Greedy;
 use super::pretokenizers::{self, Pretokenizer};
 use super::special::Specials;
 use super::spm::{MergeOrder, Spm, SpmOptions};
@@ -103,6 +104,8 @@ struct TokenizerModel {
 enum PretokenizerName {
     /// No pre-tokenizer.
     None,
+    /// No pre-tokenizer, and tokens with escapes.
+    Escaped,
     /// The one named in `tokenizer.ggml.pre`.
     FromFile,
     /// Always this one.
@@ -135,12 +138,14 @@ static MODELS: &[TokenizerModel] = &[
         adds_bos: true, adds_eos: true, pair_sep: true, ..DEFAULTS
     },
     TokenizerModel { name: "t5", algorithm: unigram, eos: Some(1), unknown: Some(2), adds_eos: true, ..DEFAULTS },
+    TokenizerModel { name: "rwkv", pretokenizer: PretokenizerName::Escaped, algorithm: greedy, ..DEFAULTS },
 ];
 
 impl PretokenizerName {
     fn of(&self, gguf: &Gguf<'_>) -> Result<&'static Pretokenizer, LoadError> {
         let name = match self {
             PretokenizerName::None => return Ok(&pretokenizers::WHOLE),
+            PretokenizerName::Escaped => return Ok(&pretokenizers::ESCAPED),
             PretokenizerName::FromFile => gguf.str("tokenizer.ggml.pre")?.unwrap_or("default"),
             PretokenizerName::Fixed(name) => name,
         };
@@ -169,7 +174,7 @@ fn by_merges(inputs: BuildInputs<'_, '_>, unknown: Option<u32>) -> Loaded {
     let merges = MergeTable::new(vocab, texts, merges, seed);
     Ok(match pretokenizer.spelling {
         Spelling::Bytes => Algorithm::ByteLevel(Bpe::new(vocab, texts, merges, pretokenizer, unknown, seed)),
-        Spelling::Meta | Spelling::Plain => {
+        Spelling::Meta | Spelling::Plain | Spelling::Escaped => {
             let order = MergeOrder::Merges(merges);
             let options = SpmOptions { order, unknown, add_space_prefix: false };
             Algorithm::SentencePiece(Spm::new(vocab, texts, pretokenizer, options, seed))
@@ -183,6 +188,10 @@ fn sentence_piece(inputs: BuildInputs<'_, '_>, unknown: Option<u32>) -> Loaded {
     let add_space_prefix = gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
     let options = SpmOptions { order, unknown, add_space_prefix };
     Ok(Algorithm::SentencePiece(Spm::new(vocab, texts, pretokenizer, options, seed)))
+}
+
+fn greedy(inputs: BuildInputs<'_, '_>, unknown: Option<u32>) -> Loaded {
+    Ok(Algorithm::Greedy(Greedy::new(inputs.vocab, unknown)))
 }
 
 fn wordpiece(inputs: BuildInputs<'_, '_>, unknown: Option<u32>) -> Loaded {

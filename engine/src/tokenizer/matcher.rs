@@ -8,9 +8,13 @@ use super::vocab::{Kind, Vocab};
 /// Maximal length of tokens that are searched: bounds the time that a file can cause.
 pub(super) const MAX_LEN: usize = 256;
 
-/// Tokens of a vocabulary, sorted by text.
+/// The bytes of a token that a matcher compares: its text in the file, or what it decodes to.
+type TokenBytes = fn(&Vocab, u32) -> Option<&[u8]>;
+
+/// Tokens of a vocabulary, sorted by their bytes.
 #[derive(Debug, Clone)]
 pub(super) struct Matcher {
+    bytes: TokenBytes,
     /// Ids in order of their texts; of equal texts, only the first id.
     ids: Vec<u32>,
     /// Tokens that start with byte b: `ids[starts[b]..starts[b + 1]]`.
@@ -35,13 +39,26 @@ pub(super) fn findable(vocab: &Vocab, wanted: impl Fn(Kind) -> bool) -> Vec<u32>
 impl Matcher {
     /// The tokens of the kinds for which `wanted` returns true; of equal texts, the first.
     pub(super) fn new(vocab: &Vocab, wanted: impl Fn(Kind) -> bool) -> Matcher {
-        let ids = findable(vocab, wanted);
-        let text = |id: u32| vocab.text(id).unwrap_or_default();
+        Matcher::of(vocab, findable(vocab, wanted), Vocab::text)
+    }
+
+    /// The same by the bytes that tokens decode to, which need not be whole characters.
+    pub(super) fn of_bytes(vocab: &Vocab, wanted: impl Fn(Kind) -> bool) -> Matcher {
+        let piece = |id: u32| vocab.piece(id).unwrap_or_default();
+        let fits = |id: &u32| vocab.kind(*id).is_some_and(&wanted) && (1..=MAX_LEN).contains(&piece(*id).len());
+        let mut ids: Vec<u32> = vocab.ids().filter(fits).collect();
+        ids.sort_by(|&a, &b| (piece(a), a).cmp(&(piece(b), b)));
+        ids.dedup_by_key(|id| piece(*id));
+        Matcher::of(vocab, ids, Vocab::piece)
+    }
+
+    fn of(vocab: &Vocab, ids: Vec<u32>, bytes: TokenBytes) -> Matcher {
+        let text = |id: u32| bytes(vocab, id).unwrap_or_default();
         let mut starts = vec![0; 257];
         for (byte, start) in starts.iter_mut().enumerate() {
             *start = ids.partition_point(|&id| usize::from(text(id)[0]) < byte) as u32;
         }
-        Matcher { ids, starts }
+        Matcher { bytes, ids, starts }
     }
 
     /// Calls `found(id, len)` for each token that is a prefix of `text`, the shortest first.
@@ -52,7 +69,7 @@ impl Matcher {
         let mut range = self.ids.get(bounds(usize::from(first))..bounds(usize::from(first) + 1)).unwrap_or_default();
         // invariant: the tokens of `range` agree with the text in their first `len` bytes
         for len in 1.. {
-            let token = |id: u32| vocab.text(id).unwrap_or_default();
+            let token = |id: u32| (self.bytes)(vocab, id).unwrap_or_default();
             let [shortest, longer @ ..] = range else { return };
             if token(*shortest).len() == len {
                 found(*shortest, len);

@@ -3,7 +3,8 @@
 //! ```text
 //! text ─ special tokens cut out (special) ─┬─ words (split, pretokenizers) ─ merges (bpe, spm: merge) ─┬─► ids
 //!                                          ├─ words without accents ─ longest pieces (wordpiece) ──────┤
-//!                                          └─ normal form (charsmap) ─ best pieces (unigram) ───────────┘
+//!                                          ├─ normal form (charsmap) ─ best pieces (unigram) ───────────┤
+//!                                          └─ longest pieces (greedy) ──────────────────────────────────┘
 //! ids ─ pieces (vocab) ─ whole characters (stream) ─► text
 //! ```
 //!
@@ -17,6 +18,7 @@ mod charsmap;
 mod class;
 mod control;
 mod grammar;
+mod greedy;
 mod load;
 mod matcher;
 mod merge;
@@ -41,6 +43,7 @@ use core::ops::Range;
 use self::bpe::Bpe;
 use self::cache::WordCache;
 pub use self::grammar::CONTROL_MARK;
+use self::greedy::Greedy;
 use self::merge::MergeScratch;
 use self::special::{Fragment, Specials};
 use self::spm::Spm;
@@ -79,6 +82,7 @@ enum Algorithm {
     SentencePiece(Spm),
     WordPiece(WordPiece),
     Unigram(Unigram),
+    Greedy(Greedy),
 }
 
 /// Options of [`Tokenizer::encode`].
@@ -216,6 +220,7 @@ impl Tokenizer {
                         Algorithm::SentencePiece(spm) => spm.encode(&self.vocab, span, &mut scratch, out),
                         Algorithm::WordPiece(wordpiece) => wordpiece.encode(&self.vocab, span, out),
                         Algorithm::Unigram(unigram) => unigram.encode(&self.vocab, span, out),
+                        Algorithm::Greedy(greedy) => greedy.encode(&self.vocab, span, out),
                     }
                     after_special = false;
                 }
@@ -228,7 +233,7 @@ impl Tokenizer {
     pub fn decode(&self, ids: &[u32], options: DecodeOptions) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut at_start = match &self.algorithm {
-            Algorithm::ByteLevel(_) => false,
+            Algorithm::ByteLevel(_) | Algorithm::Greedy(_) => false,
             Algorithm::SentencePiece(spm) => spm.add_space_prefix,
             Algorithm::WordPiece(_) => true,
             Algorithm::Unigram(unigram) => unigram.normaliser.add_space_prefix,

@@ -52,6 +52,9 @@ const fn row(names: &'static [&'static str], steps: &'static [SplitStep]) -> Pre
 /// The pre-tokenizer of vocabularies without one: the whole text is one word.
 pub(super) static WHOLE: Pretokenizer = Pretokenizer { spelling: Spelling::Meta, ..row(&[], &[]) };
 
+/// The same for vocabularies with escapes.
+pub(super) static ESCAPED: Pretokenizer = Pretokenizer { spelling: Spelling::Escaped, ..row(&[], &[]) };
+
 #[rustfmt::skip]
 static PRETOKENIZERS: &[Pretokenizer] = &[
     row(&["default"], DEFAULT),

@@ -39,6 +39,8 @@ pub(super) enum Spelling {
     Meta,
     /// Plain text, and `<0xAB>` for bytes.
     Plain,
+    /// Bytes with the escapes `\t`, `\n`, `\r`, `\xab`, and a backslash before other characters (RWKV).
+    Escaped,
 }
 
 /// Byte strings in one allocation.
@@ -98,6 +100,7 @@ impl Vocab {
                 (_, Spelling::Bytes) => unspell_bytes(text, out),
                 (_, Spelling::Meta) => unspell_meta(text, out),
                 (_, Spelling::Plain) => out.extend_from_slice(text),
+                (_, Spelling::Escaped) => unescape(text, out),
             }
             vocab.pieces.end();
         }
@@ -174,6 +177,27 @@ fn unspell_bytes(text: &[u8], out: &mut Vec<u8>) {
     }
 }
 
+/// Writes the bytes of a text with escapes. A backslash at the end stands for itself.
+fn unescape(text: &[u8], out: &mut Vec<u8>) {
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    let mut rest = text;
+    while let Some((&first, after)) = rest.split_first() {
+        let (byte, len) = match (first, after) {
+            (b'\\', [b't', ..]) => (b'\t', 2),
+            (b'\\', [b'n', ..]) => (b'\n', 2),
+            (b'\\', [b'r', ..]) => (b'\r', 2),
+            (b'\\', [b'x', high, low, ..]) => match (digit(*high), digit(*low)) {
+                (Some(high), Some(low)) => ((high << 4 | low) as u8, 4),
+                _ => (b'x', 2),
+            },
+            (b'\\', [other, ..]) => (*other, 2),
+            _ => (first, 1),
+        };
+        out.push(byte);
+        rest = &rest[len..];
+    }
+}
+
 /// U+2581 in UTF-8, SentencePiece's space.
 pub(super) const META_SPACE: &[u8] = "\u{2581}".as_bytes();
 
@@ -212,6 +236,21 @@ mod tests {
             assert_eq!(char_byte(byte_char(byte)), Some(byte));
         }
         assert_eq!((byte_char(b' '), byte_char(b'\n'), byte_char(0xad)), ('Ġ', 'Ċ', 'Ń'));
+    }
+
+    #[test]
+    fn escapes() {
+        for (text, bytes) in [
+            (r"a\t\n\r", &b"a\t\n\r"[..]),
+            (r"\xe4\xBD\x00z", b"\xe4\xbd\0z"),
+            (r"\\\'\x", b"\\'x"),
+            (r"\xg1\x1", b"xg1x1"),
+            ("\\", b"\\"),
+        ] {
+            let mut out = Vec::new();
+            unescape(text.as_bytes(), &mut out);
+            assert_eq!(out, bytes, "{text}");
+        }
     }
 
     #[test]

@@ -26,15 +26,15 @@ use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use super::api::error::{ApiError, HttpError, quoted};
 use super::api::{
-    anthropic, chat, completions, embeddings, execute, generate, llama_server, models, ollama, receipts, responses,
-    slots, stored, tei, tokenize,
+    anthropic, chat, completions, embeddings, execute, generate, llama_server, models, ollama, receipts, rerank,
+    responses, slots, stored, stored_responses, tei, tokenize,
 };
 use super::auth::Hosts;
 use super::config::{Live, Settings};
 use super::connection::{Activity, Addresses, Peer, ResponseBody, StreamExecutor, WriteTimeout};
 use super::gate::{Gate, gate};
 use super::state::Server;
-use super::{admin, health, openapi, reuse, signed, tls};
+use super::{admin, health, openapi, page, reuse, signed, tls};
 
 /// Which routes a listener has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,6 +85,8 @@ fn public_routes() -> Router<Arc<Server>> {
         .route("/v1/completions", post(completions::completions))
         .route("/v1/responses", post(responses::responses))
         .route("/v1/responses/input_tokens", post(responses::input_tokens))
+        .route("/v1/responses/{response_id}", get(stored_responses::retrieve).delete(stored_responses::delete))
+        .route("/v1/responses/{response_id}/input_items", get(stored_responses::input_items))
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/models", get(models::models))
         .route("/v1/models/{*id}", get(models::model))
@@ -115,9 +117,9 @@ fn public_routes() -> Router<Arc<Server>> {
         .route("/generate", post(generate::generate))
         .route("/chat", post(chat::chat_completions))
         .route("/embeddings", post(embeddings::embeddings))
-        .route("/tokenize", post(tokenize::tokenize))
-        .route("/detokenize", post(tokenize::detokenize))
         // llama-server
+        .route("/tokenize", post(llama_server::tokenize))
+        .route("/detokenize", post(llama_server::detokenize))
         .route("/models", get(models::models))
         .route("/models/load", post(models::load))
         .route("/models/unload", post(models::unload))
@@ -130,6 +132,12 @@ fn public_routes() -> Router<Arc<Server>> {
         .route("/props", get(llama_server::props))
         .route("/lora-adapters", get(llama_server::lora_adapters))
         .route("/v1/chat/completions/input_tokens", post(llama_server::chat_input_tokens))
+        // Jina, Cohere, llama-server and Text Embeddings Inference
+        .route("/v1/rerank", post(rerank::rerank))
+        .route("/v2/rerank", post(rerank::rerank))
+        .route("/v1/reranking", post(rerank::rerank))
+        .route("/rerank", post(rerank::rerank))
+        .route("/reranking", post(rerank::rerank))
         // Text Embeddings Inference
         .route("/embed", post(tei::embed))
         .route("/info", get(tei::info))
@@ -138,7 +146,8 @@ fn public_routes() -> Router<Arc<Server>> {
         .route("/server/stats", get(health::stats))
         .route("/openapi.json", get(openapi::document))
         .route("/docs", get(openapi::docs))
-        .route("/", get(openapi::page))
+        .route("/", get(page::page))
+        .route("/assets/{name}", get(page::asset))
 }
 
 async fn not_found(request: Request) -> HttpError {
@@ -156,6 +165,18 @@ fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
     HttpError(ApiError::internal("internal error: the request handler panicked")).into_response()
 }
 
+/// Response headers that scripts of other origins may read, besides those that requests have too.
+const EXPOSED: [&str; 8] = [
+    "x-starling-model",
+    "x-starling-skipped",
+    "retry-after",
+    "idempotent-replayed",
+    "endpoint-load-metrics",
+    "content-digest",
+    "signature",
+    "signature-input",
+];
+
 fn cors(settings: &Settings) -> Option<CorsLayer> {
     let origins = &settings.cors_origins;
     if origins.is_empty() {
@@ -169,8 +190,9 @@ fn cors(settings: &Settings) -> Option<CorsLayer> {
     let own = ["x-request-id", "x-session-id", "x-starling-ignored-fields", "api-key"].map(HeaderName::from_static);
     let more = ["x-api-key", "anthropic-version", "anthropic-beta"].map(HeaderName::from_static);
     let headers = own.clone().into_iter().chain(more).chain([header::AUTHORIZATION, header::CONTENT_TYPE]);
+    let seen = EXPOSED.map(HeaderName::from_static).into_iter().chain(own);
     let layer = CorsLayer::new().allow_origin(origin).allow_methods([Method::GET, Method::POST, Method::DELETE]);
-    Some(layer.allow_headers(headers.collect::<Vec<_>>()).expose_headers(own))
+    Some(layer.allow_headers(headers.collect::<Vec<_>>()).expose_headers(seen.collect::<Vec<_>>()))
 }
 
 pub struct Listener {

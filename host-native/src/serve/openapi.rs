@@ -1,14 +1,18 @@
-//! The OpenAPI document, its reader page, and the chat page.
+//! The OpenAPI document and its reader page.
 
-use axum::http::{HeaderMap, StatusCode, header};
-use axum::response::{Html, IntoResponse, Response};
+use std::collections::BTreeMap;
+
+use axum::http::StatusCode;
+use axum::response::{Html, Response};
+use serde::Deserialize;
+use serde_json::Value;
 use utoipa::OpenApi;
 use utoipa::openapi::{ContentBuilder, Ref, ResponseBuilder};
 
 use super::api::error::json;
 use super::api::{
-    anthropic, chat, completions, embeddings, execute, generate, llama_server, models, ollama, receipts, responses,
-    slots, stored, tei, tokenize,
+    anthropic, chat, completions, embeddings, execute, generate, llama_server, models, ollama, receipts, rerank,
+    responses, slots, stored, stored_responses, tei, tokenize,
 };
 use super::{admin, health};
 use starling_api::native::execute::ExecuteToken;
@@ -33,6 +37,9 @@ use starling_api::openai::response::CompletionResponse;
         completions::completions,
         responses::responses,
         responses::input_tokens,
+        stored_responses::retrieve,
+        stored_responses::delete,
+        stored_responses::input_items,
         embeddings::embeddings,
         models::models,
         models::model,
@@ -50,9 +57,12 @@ use starling_api::openai::response::CompletionResponse;
         llama_server::completion,
         llama_server::infill,
         llama_server::embedding,
+        llama_server::tokenize,
+        llama_server::detokenize,
         llama_server::props,
         llama_server::lora_adapters,
         llama_server::chat_input_tokens,
+        rerank::rerank,
         tei::embed,
         tei::info,
         anthropic::messages,
@@ -104,7 +114,44 @@ struct Api;
 
 /// `GET /openapi.json`
 pub async fn document() -> Response {
-    json(StatusCode::OK, &with_errors())
+    json(StatusCode::OK, &with_examples(&with_errors()))
+}
+
+/// A request that works, of each operation that has a body: method and path, body, values of path parameters.
+const EXAMPLES: &str = include_str!("examples.json");
+
+/// The name of a model in [`EXAMPLES`]. The reader page puts that of the first model in its place.
+const MODEL: &str = "my-model";
+
+#[derive(Deserialize)]
+struct Example {
+    body: Value,
+    #[serde(default)]
+    parameters: BTreeMap<String, String>,
+}
+
+/// The document with the examples of its operations.
+fn with_examples(document: &utoipa::openapi::OpenApi) -> Value {
+    // neither fails: the document has text keys, and a test parses the file
+    let mut document = serde_json::to_value(document).unwrap_or_default();
+    let examples: BTreeMap<String, Example> = serde_json::from_str(EXAMPLES).unwrap_or_default();
+    for (path, methods) in document["paths"].as_object_mut().into_iter().flatten() {
+        for (method, operation) in methods.as_object_mut().into_iter().flatten() {
+            let example = examples.get(&format!("{} {path}", method.to_uppercase()));
+            for parameter in operation.get_mut("parameters").and_then(Value::as_array_mut).into_iter().flatten() {
+                let name = parameter["name"].as_str().unwrap_or_default();
+                let given = example.and_then(|example| example.parameters.get(name));
+                let is_model = name == "name" || path == "/v1/models/{id}";
+                if let Some(value) = given.map(|given| &given[..]).or(is_model.then_some(MODEL)) {
+                    parameter["example"] = value.into();
+                }
+            }
+            if let Some(example) = example {
+                operation["requestBody"]["content"]["application/json"]["example"] = example.body.clone();
+            }
+        }
+    }
+    document
 }
 
 /// Adds the error responses that the middleware can give on every path.
@@ -130,19 +177,8 @@ pub async fn docs() -> Html<&'static str> {
     Html(include_str!("docs.html"))
 }
 
-/// `GET /`: a chat page; for Ollama's clients, which probe it, a text
-pub async fn page(headers: HeaderMap) -> Response {
-    let agent = headers.get(header::USER_AGENT).and_then(|agent| agent.to_str().ok()).unwrap_or_default();
-    if agent.starts_with("ollama") {
-        return "Ollama is running".into_response();
-    }
-    Html(include_str!("page.html")).into_response()
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
 
     #[test]
@@ -162,6 +198,22 @@ mod tests {
             }
         }
         assert!(n_fields > 60, "{n_fields}");
+    }
+
+    #[test]
+    fn every_body_has_an_example() {
+        let document = with_examples(&with_errors());
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            for (method, operation) in methods.as_object().unwrap() {
+                let content = &operation["requestBody"]["content"]["application/json"];
+                assert!(content.is_null() || content["example"].is_object(), "{method} {path}: no example");
+            }
+        }
+        let examples: BTreeMap<String, Example> = serde_json::from_str(EXAMPLES).unwrap();
+        for name in examples.keys() {
+            let (method, path) = name.split_once(' ').unwrap();
+            assert!(document["paths"][path][method.to_lowercase()].is_object(), "{name}: no such operation");
+        }
     }
 
     #[test]

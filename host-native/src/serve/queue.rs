@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
+use starling::embed::Pooling;
 use starling::engine::{FinishReason, Request};
 use starling::receipt::Receipt;
 pub use starling_api::update::{Failed, Update};
@@ -137,6 +138,8 @@ pub struct TextJob {
     pub tokens: Vec<u32>,
     /// Length of the vector, if shortened.
     pub dimensions: Option<usize>,
+    /// `None` for the model's.
+    pub pooling: Option<Pooling>,
     pub to: UpdateSender,
     pub times: Deadlines,
 }

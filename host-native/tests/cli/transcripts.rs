@@ -115,9 +115,48 @@ fn options_of_other_programs() {
             &["run", "x", "--ctx-sise", "5"],
             &["serve", "--top-pp", "1"],
             &["serve", "--gpu"],
+            &["serve", "--listen", "127.0.0.1:80"],
+            &["serve", "--tls-clients"],
             &["quantize", "-m", "a", "b", "c", "Q4_0"],
             &["inspect", "--isa", "avx2"],
             &["frobnicate"],
+        ],
+    );
+}
+
+#[test]
+fn serving() {
+    transcript(
+        "serve",
+        &[
+            &["serve", "--host", "0.0.0.0"],
+            &["serve", "--port", "99999"],
+            &["serve", "--queue-high", "5", "--queue-low", "9"],
+            &["serve", "--config", "nope.toml"],
+            &["serve", "--tls-cert", "cert.pem"],
+            &["serve", "--kv-type", "q4"],
+            &["serve", "--state-key-file", "key"],
+            &["serve", "--temperature", "9"],
+            &["serve", "nope.gguf", "--log-level", "off"],
+        ],
+    );
+}
+
+#[test]
+fn administering() {
+    let at = ["--url", "http://127.0.0.1:9"];
+    let with = |args: &[&'static str]| [&["admin"], args, &at[..]].concat();
+    transcript(
+        "admin",
+        &[
+            &with(&["models"]),
+            &with(&["set", "queue-high"]),
+            &with(&["set", "queue-high=many"]),
+            &with(&["load"]),
+            &["admin", "frobnicate"],
+            &["admin"],
+            &["admin", "--url", "127.0.0.1", "models"],
+            &["admin", "audit", "verify", "nope.log"],
         ],
     );
 }

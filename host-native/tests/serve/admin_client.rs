@@ -54,7 +54,7 @@ pub(crate) fn reference(name: &str) -> String {
     fixture(&format!("reference/{name}.gguf"))
 }
 
-const KEY: &str = "administrator-key";
+pub(crate) const KEY: &str = "administrator-key";
 
 /// A server with an administrator.
 pub(crate) struct Managed {
@@ -71,9 +71,14 @@ impl Managed {
     }
 
     pub(crate) fn send(&self, method: &str, path: &str, body: &Value) -> Response {
+        self.send_to(method, &format!("/admin/{path}"), body)
+    }
+
+    /// The response of any endpoint.
+    pub(crate) fn send_to(&self, method: &str, path: &str, body: &Value) -> Response {
         let key = format!("Bearer {KEY}");
         let headers = [("authorization", key.as_str()), ("content-type", "application/json")];
-        self.server.send(method, &format!("/admin/{path}"), &headers, body.to_string().as_bytes())
+        self.server.send(method, path, &headers, body.to_string().as_bytes())
     }
 
     /// The JSON of a response that must have status 200.

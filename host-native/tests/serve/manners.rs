@@ -1,8 +1,12 @@
 //! What someone meets who uses the server for the first time.
 
+use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
+
 use serde_json::{Value, json};
 
-use super::server::Server;
+use super::admin_client::Managed;
+use super::server::{Server, command};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -44,8 +48,11 @@ fn unknown_fields_are_named() {
 #[test]
 fn pages_are_open_and_data_is_not() {
     let server = Server::start(&["--api-key", "sesame"]);
-    for page in ["/", "/docs", "/openapi.json"] {
+    for page in ["/", "/docs", "/openapi.json", "/assets/page.js"] {
         assert_eq!(server.get(page).status, 200, "{page}");
+    }
+    for none in ["/assets/", "/assets/none.js", "/assets/backend-server.js", "/assets/..%2findex.html"] {
+        assert_ne!(server.get(none).status, 200, "{none}");
     }
     for data in ["/v1/models", "/server/stats", "/slots"] {
         assert_eq!(server.get(data).status, 401, "{data}");
@@ -53,7 +60,15 @@ fn pages_are_open_and_data_is_not() {
     assert_eq!(server.send("POST", "/", &[], b"").status, 401);
     assert_eq!(server.post(CHAT, &ask()).status, 401);
     let page = server.get("/").text();
-    assert!(page.contains("API key") && page.contains("sessionStorage"), "{page}");
+    assert!(page.contains("API key") && server.get("/assets/backend.js").text().contains("sessionStorage"), "{page}");
+    // nothing of other origins, and nothing of others' pages around it
+    let response = server.get("/");
+    let policy = response.header("content-security-policy").expect("a policy");
+    assert!(policy.starts_with("default-src 'none'; script-src 'self';") && policy.contains("frame-ancestors 'none'"));
+    // a browser that has a file is told so
+    let tag = response.header("etag").expect("a tag").to_string();
+    let again = server.send("GET", "/", &[("if-none-match", &tag)], b"");
+    assert_eq!((again.status, again.text().len()), (304, 0));
 }
 
 #[test]
@@ -61,4 +76,107 @@ fn defaults_of_a_chat_are_told() {
     let server = Server::start(&["--temperature", "0.5"]);
     let sampling = &server.get("/v1/models").json()["data"][0]["chat_sampling"];
     assert_eq!((&sampling["temperature"], &sampling["top_k"]), (&json!(0.5), &json!(40)), "{sampling}");
+}
+
+/// Operations whose example needs something that this server does not have, and the status without.
+const WITHOUT_IT: [(&str, u16); 10] = [
+    // a model that is loaded: the example before unloads it
+    ("POST /admin/models/{name}/workers/{id}/fail", 409),
+    // a model with a file
+    ("POST /api/copy", 400),
+    ("POST /api/create", 400),
+    // a model with tokens for infilling
+    ("POST /infill", 400),
+    // --management and --slot-save-path
+    ("POST /models/load", 403),
+    ("POST /models/unload", 403),
+    ("POST /slots/{id}", 400),
+    // a state directory, a session, a receipt
+    ("POST /v1/chat/completions/{completion_id}", 400),
+    ("POST /v1/session/close", 404),
+    ("POST /v1/verify", 400),
+];
+
+/// Examples that download.
+const NOT_SENT: [&str; 1] = ["POST /api/pull"];
+
+#[test]
+fn examples_of_the_documentation_work() {
+    let managed = Managed::start(&[]);
+    let text = managed.server.get("/openapi.json").text().replace("my-model", "starling-tiny-q8_0");
+    let document: Value = serde_json::from_str(&text).expect("JSON");
+    let mut wrong = Vec::new();
+    for (path, methods) in document["paths"].as_object().expect("paths") {
+        for (method, operation) in methods.as_object().expect("methods") {
+            let body = &operation["requestBody"]["content"]["application/json"]["example"];
+            let Some(parameters) = body.is_object().then(|| operation["parameters"].as_array()) else { continue };
+            let path_parameters = parameters.into_iter().flatten().filter(|p| p["in"] == "path");
+            let url = path_parameters.fold(path.clone(), |url, p| {
+                url.replace(
+                    &format!("{{{}}}", p["name"].as_str().expect("a name")),
+                    p["example"].as_str().unwrap_or("x"),
+                )
+            });
+            let name = format!("{} {path}", method.to_uppercase());
+            if NOT_SENT.contains(&&name[..]) {
+                continue;
+            }
+            let response = managed.send_to(&method.to_uppercase(), &url, body);
+            let expected = WITHOUT_IT.iter().find(|(known, _)| *known == name).map_or(200, |(_, status)| *status);
+            if response.status != expected {
+                wrong.push(format!("{name}: {} {}", response.status, response.text()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The lines of the access log of some requests.
+fn access_log(requests: impl FnOnce(&Server)) -> Vec<Value> {
+    let mut command = command(&["serve", "--port", "0", "--log-level", "info", "--log-format", "json"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the server");
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+    let log = child.stderr.take().expect("a pipe");
+    let server = Server::of(child, &line);
+    requests(&server);
+    drop(server);
+    let lines = BufReader::new(log).lines().map(|line| serde_json::from_str(&line.expect("text")).expect("JSON"));
+    let is_access = |line: &Value| line["message"] == "request finished";
+    lines.filter(is_access).collect()
+}
+
+#[test]
+fn the_access_log_tells_tokens_and_times_of_an_answer() {
+    let log = access_log(|server| {
+        server.ok(CHAT, &ask());
+        server.get("/v1/models");
+        let mut streamed = ask();
+        streamed["stream"] = json!(true);
+        streamed["max_tokens"] = json!(6);
+        assert_eq!(server.post(CHAT, &streamed).status, 200);
+        // a client that leaves: the line comes when the server sees it
+        let mut long = ask();
+        long["stream"] = json!(true);
+        long["max_tokens"] = json!(400);
+        long["ignore_eos"] = json!(true);
+        let body = long.to_string();
+        let mut stream = server.open("POST", CHAT, &[("content-type", "application/json")], body.as_bytes());
+        stream.read_exact(&mut [0; 200]).expect("a beginning");
+        drop(stream);
+        server.wait("no request runs", |stats| stats["running"] == 0);
+        assert_eq!(server.post(CHAT, &json!({})).status, 400);
+    });
+    let [whole, models, streamed, left, wrong] = &log[..] else { panic!("five lines, not {log:#?}") };
+    for (line, tokens, finish) in [(whole, 4, "length"), (streamed, 6, "length")] {
+        assert_eq!((&line["status"], &line["tokens"], &line["finish"]), (&json!(200), &json!(tokens), &json!(finish)));
+        assert!(line["prompt_tokens"].as_u64() > Some(0) && line["cached_tokens"].is_u64(), "{line}");
+        for time in ["ms", "first_token_ms", "tokens_per_second"] {
+            assert!(line[time].as_f64() > Some(0.0), "{time} {line}");
+        }
+        assert!(line["first_token_ms"].as_f64() <= line["ms"].as_f64(), "{line}");
+    }
+    assert_eq!((&models["status"], &models["tokens"]), (&json!(200), &Value::Null), "{models}");
+    assert_eq!(left["finish"], "cancelled", "{left}");
+    assert_eq!((&wrong["status"], &wrong["finish"]), (&json!(400), &Value::Null), "{wrong}");
 }

@@ -376,3 +376,118 @@ fn stored_completions_need_a_directory_and_belong_to_a_tenant() {
     assert!((1..7).contains(&left), "{left}");
     assert_eq!(send("key-a", "GET", &path, &json!({})).status, 404);
 }
+
+const RESPONSES: &str = "/v1/responses";
+
+/// A response to `input` that continues `previous`.
+fn continued(previous: Option<&Value>, input: &str, more: &Value) -> Value {
+    let mut body = json!({ "input": input, "max_output_tokens": 6, "temperature": 0 });
+    if let Some(previous) = previous {
+        body["previous_response_id"] = previous["id"].clone();
+    }
+    body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+    body
+}
+
+#[test]
+fn responses_are_continued_and_retrieved() {
+    let directory = Directory::new();
+    let server = start(&directory, &[]);
+    let first = server.ok(RESPONSES, &continued(None, "Once upon", &json!({ "metadata": { "topic": "dogs" } })));
+    assert_eq!((&first["store"], &first["metadata"]["topic"]), (&json!(true), &json!("dogs")));
+    drop(server);
+    let server = start(&directory, &[]);
+    let get = |path: &str| {
+        let response = server.get(&format!("{RESPONSES}{path}"));
+        (response.status, response.json())
+    };
+    let path = |response: &Value| format!("/{}", response["id"].as_str().expect("an ID"));
+    assert_eq!(get(&path(&first)), (200, first.clone()));
+    // a stream continues it; what is kept is what came
+    let body = continued(Some(&first), "and", &json!({ "stream": true, "instructions": "Be brief." }));
+    let events = server.post(RESPONSES, &body).events();
+    let (name, data) = events.last().expect("an event");
+    let second = serde_json::from_str::<Value>(data).expect("JSON")["response"].clone();
+    assert_eq!((name.as_str(), &second["previous_response_id"]), ("response.incomplete", &first["id"]));
+    assert_eq!(get(&path(&second)), (200, second.clone()));
+    // the whole conversation sent as items has the same answer
+    let item = |role: &str, text: &Value| json!({ "role": role, "content": text });
+    let text = |response: &Value| response["output"][0]["content"][0]["text"].clone();
+    let all = json!([
+        item("user", &json!("Once upon")),
+        item("assistant", &text(&first)),
+        item("user", &json!("and")),
+        item("assistant", &text(&second)),
+        item("user", &json!("then")),
+    ]);
+    let third = server.ok(RESPONSES, &continued(Some(&second), "then", &json!({})));
+    let whole = server.ok(RESPONSES, &continued(None, "", &json!({ "input": all, "store": false })));
+    assert_eq!((text(&third), &third["usage"]["input_tokens"]), (text(&whole), &whole["usage"]["input_tokens"]));
+    assert_eq!((whole["store"].clone(), get(&path(&whole)).0), (json!(false), 404));
+    let count =
+        server.ok("/v1/responses/input_tokens", &json!({ "input": "then", "previous_response_id": second["id"] }));
+    assert_eq!(count["input_tokens"], third["usage"]["input_tokens"]);
+    // items, the newest first
+    let roles = |query: &str| {
+        let (status, list) = get(&(path(&third) + "/input_items" + query));
+        assert_eq!(status, 200, "{list}");
+        let items = list["data"].as_array().expect("a list").clone();
+        let texts: Vec<Value> = items.iter().map(|item| item["content"][0]["text"].clone()).collect();
+        (texts, list)
+    };
+    let in_order: Vec<Value> = all.as_array().expect("items").iter().map(|item| item["content"].clone()).collect();
+    assert_eq!(roles("?order=asc").0, in_order);
+    let (newest, list) = roles("?limit=2");
+    assert_eq!((newest, &list["has_more"]), (vec![json!("then"), text(&second)], &json!(true)));
+    let after = list["last_id"].as_str().expect("an ID");
+    assert_eq!(roles(&format!("?limit=2&after={after}")).0, [json!("and"), text(&first)]);
+    // a response whose predecessor is gone can still be continued
+    let delete = || server.send("DELETE", &(RESPONSES.to_string() + &path(&first)), &[], b"");
+    assert_eq!(delete().json(), json!({ "id": first["id"], "object": "response", "deleted": true }));
+    assert_eq!((delete().status, get(&path(&first)).0), (404, 404));
+    assert_eq!(server.post(RESPONSES, &continued(Some(&first), "x", &json!({}))).status, 400);
+    assert_eq!(text(&server.ok(RESPONSES, &continued(Some(&second), "then", &json!({})))), text(&third));
+    // a conversation that is prepared by a probe
+    let probe = server.ok(RESPONSES, &continued(Some(&second), "then", &json!({ "generate": false })));
+    assert_eq!(text(&server.ok(RESPONSES, &continued(Some(&probe), "", &json!({ "input": [] })))), text(&third));
+    assert_eq!(get(&(path(&second) + "?stream=true")).1["error"]["param"], "stream");
+    let many = json!({ "metadata": { "a": "x".repeat(600) } });
+    assert_eq!(server.post(RESPONSES, &continued(None, "x", &many)).json()["error"]["param"], "metadata");
+}
+
+#[test]
+fn stored_responses_need_a_directory_and_belong_to_a_tenant() {
+    let server = Server::start(&[]);
+    assert_eq!(server.ok(RESPONSES, &continued(None, "Hi", &json!({})))["store"], false);
+    let previous = json!({ "id": "resp_1" });
+    for (response, param) in [
+        (server.post(RESPONSES, &continued(None, "Hi", &json!({ "store": true }))), json!("store")),
+        (server.post(RESPONSES, &continued(Some(&previous), "Hi", &json!({}))), json!("previous_response_id")),
+        (server.get("/v1/responses/resp_1"), json!(null)),
+        (server.get("/v1/responses/resp_1/input_items"), json!(null)),
+    ] {
+        let error = response.json()["error"].clone();
+        assert_eq!((response.status, &error["code"]), (400, &json!("state_dir_needed")), "{error}");
+        assert_eq!(error["param"], param);
+    }
+    let directory = Directory::new();
+    let keys = directory.write("api-keys", "key-a a\nkey-b b\n");
+    let policy = "[[rules]]\nname = \"secrets\"\ndeny = [\"sk-[a-z]+\"]\naction = \"redact\"\n";
+    let policy = directory.write("policy.toml", policy);
+    let server = start(&directory, &["--api-key-file", &keys, "--policy-file", &policy]);
+    let send = |key: &str, method: &str, path: &str, body: &Value| {
+        let authorization = format!("Bearer {key}");
+        let headers = [("authorization", authorization.as_str()), ("content-type", "application/json")];
+        server.send(method, path, &headers, body.to_string().as_bytes())
+    };
+    let response = send("key-a", "POST", RESPONSES, &continued(None, "the key sk-abc", &json!({}))).json();
+    let path = format!("{RESPONSES}/{}", response["id"].as_str().expect("an ID"));
+    for (method, path) in [("GET", path.clone()), ("GET", path.clone() + "/input_items"), ("DELETE", path.clone())] {
+        assert_eq!(send("key-b", method, &path, &json!({})).status, 404);
+    }
+    let stolen = send("key-b", "POST", RESPONSES, &continued(Some(&response), "Hi", &json!({})));
+    assert_eq!((stolen.status, &stolen.json()["error"]["code"]), (400, &json!("previous_response_not_found")));
+    // what is kept has passed the policy
+    let items = send("key-a", "GET", &(path + "/input_items"), &json!({})).json();
+    assert_eq!(items["data"][0]["content"][0]["text"], "the key [removed]");
+}

@@ -7,7 +7,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use starling::kernels::attention::KvType;
-use starling::kv::{KvArena, KvLayout, PAGE};
+use starling::kv::{KvArena, KvHeads, KvLayout, PAGE};
 
 const TOKENS: [u32; 40] = [5; 40];
 const N_PAGES: u32 = 3;
@@ -15,7 +15,7 @@ const N_PAGES: u32 = 3;
 fuzz_target!(|bytes: &[u8]| {
     let Some((how, bytes)) = bytes.split_first() else { return };
     let kv_type = KvType::ALL[*how as usize % 3];
-    let layout = KvLayout { n_layer: 1, n_head_kv: 1, head_dim: 4, kv_type };
+    let layout = KvLayout::new(kv_type, [KvHeads::separate(1, 4, 4)]);
     let Ok(mut arena) = KvArena::new(layout, N_PAGES, [1; 32]) else { return };
     let mut seq = arena.acquire(&TOKENS, 0);
     assert!(arena.extend(&mut seq, 2 * PAGE).is_ok());

@@ -117,6 +117,19 @@ pub fn check_texts(
         let message = format!("dimensions is {d}, expected a number from 1 to {n_dimensions}");
         return Err(ApiError::param("dimensions", message));
     }
+    check_lengths(model, embedder, texts, "input")
+}
+
+/// Checks tokenised texts of the field `name` against the model and the embedder.
+///
+/// # Errors
+/// An empty or too long text, a token that the model does not have.
+pub fn check_lengths(
+    model: &Model,
+    embedder: &EmbedderOptions,
+    texts: &[Vec<u32>],
+    name: &str,
+) -> Result<(), ApiError> {
     let (n_ctx, batch_tokens, n_vocab) = (embedder.n_ctx, embedder.batch_tokens, model.config.n_vocab);
     for (i, tokens) in texts.iter().enumerate() {
         let error = if tokens.is_empty() {
@@ -128,7 +141,7 @@ pub fn check_texts(
             found.map(|(at, token)| RequestError::Token { token: *token, at, n_vocab })
         };
         if let Some(e) = error {
-            let param = if texts.len() > 1 { format!("input[{i}]") } else { "input".into() };
+            let param = if texts.len() > 1 { format!("{name}[{i}]") } else { name.into() };
             return Err(ApiError::refused(&e, &param));
         }
     }

@@ -64,7 +64,7 @@ crate::parse_whole!(MetadataChange);
 pub struct StoredList {
     /// Always `list`.
     pub object: &'static str,
-    /// Completions, or messages.
+    /// Completions, messages, or items.
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<Object>))]
     pub data: Vec<Box<RawValue>>,
     /// ID of the first.
@@ -118,13 +118,20 @@ impl PageQuery {
     /// # Errors
     /// The first value that is wrong.
     pub fn new(pairs: Vec<(String, String)>) -> Result<PageQuery, ApiError> {
-        let mut query = PageQuery {
-            after: None,
-            limit: DEFAULT_PAGE,
-            is_descending: false,
-            model: None,
-            metadata: Metadata::new(),
-        };
+        PageQuery::with_default(pairs, false)
+    }
+
+    /// As [`PageQuery::new`], with the newest first unless the query has an order.
+    ///
+    /// # Errors
+    /// The first value that is wrong.
+    pub fn newest_first(pairs: Vec<(String, String)>) -> Result<PageQuery, ApiError> {
+        PageQuery::with_default(pairs, true)
+    }
+
+    fn with_default(pairs: Vec<(String, String)>, is_descending: bool) -> Result<PageQuery, ApiError> {
+        let (after, limit, model, metadata) = (None, DEFAULT_PAGE, None, Metadata::new());
+        let mut query = PageQuery { after, limit, is_descending, model, metadata };
         for (name, value) in pairs {
             match name.as_str() {
                 "after" => query.after = Some(value),
@@ -187,8 +194,8 @@ pub fn stored_messages(completion: &str, messages: &[Json]) -> Vec<Value> {
     messages.iter().enumerate().map(stored).collect()
 }
 
-/// The parser of requests bounds the depth.
-fn to_value(value: &Json) -> Value {
+/// A value of a request. The parser bounds its depth.
+pub(crate) fn to_value(value: &Json) -> Value {
     match value {
         Json::Null => Value::Null,
         Json::Bool(value) => json!(value),
@@ -249,6 +256,8 @@ mod tests {
             }
             assert_eq!(found, expected);
         }
+        let is_descending = |query: &[(&str, &str)]| PageQuery::newest_first(pairs(query)).unwrap().is_descending;
+        assert!(is_descending(&[]) && !is_descending(&[("order", "asc")]));
         let query = PageQuery::new(pairs(&[("metadata[a]", "b"), ("model", "m"), ("after", "none")])).unwrap();
         assert_eq!((query.metadata.get("a").map(String::as_str), query.model.as_deref()), (Some("b"), Some("m")));
         assert_eq!(query.rest(all, |id| id), None);

@@ -6,6 +6,7 @@ mod calls;
 use super::forms::{Body, CallForm, Start};
 use super::plan::{Marker, OutputPlan};
 use super::{Piece, strip_all};
+use crate::answer::Answer;
 
 /// Longest name of a function in bytes, and longest header of a message.
 const MAX_NAME: usize = 256;
@@ -126,6 +127,11 @@ impl OutputParser {
     /// Whether the text so far ends within the reasoning.
     pub fn is_reasoning(&self) -> bool {
         matches!(self.state, State::Reasoning | State::Message { is_reasoning: true })
+    }
+
+    /// The number of tokens of the complete answer that are reasoning, as [`OutputPlan::n_reasoning`] counts them.
+    pub(crate) fn n_reasoning(&self, answer: &Answer) -> usize {
+        self.plan.n_reasoning(self.choice, answer)
     }
 
     /// Parses the next text.

@@ -12,8 +12,8 @@ use crate::parse_whole;
 use crate::structure::{NamedSchema, OutputConstraint, ResponseFormat};
 use crate::tools::{FunctionName, ToolChoice, ToolKind, ToolMode};
 
-/// Request for a response. Fields that only concern OpenAI's service (`service_tier`, `prompt_cache_key`, `store`) are
-/// accepted and have no effect: the prefix cache needs no key, and no response is stored.
+/// Request for a response. Fields that only concern OpenAI's service (`service_tier`, `prompt_cache_key`) are accepted and
+/// have no effect: the prefix cache needs no key.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ResponsesRequest {
@@ -42,14 +42,15 @@ pub struct ResponsesRequest {
     pub max_output_tokens: Option<u64>,
     /// `message.output_text.logprobs` returns log-probabilities; others have no effect.
     pub include: Option<Vec<String>>,
-    /// Returned with the response.
+    /// Returned with the response: of a response that is stored at most 16 strings by name.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
     pub metadata: Option<Map<String, Value>>,
-    /// Accepted; no response is stored.
+    /// Keep the response, to be continued and retrieved by its ID. Default: true if the server has a state store.
     pub store: Option<bool>,
     /// Accepted.
     pub prompt_cache_key: Option<String>,
-    /// Not supported without a store of responses.
+    /// ID of the stored response that this one continues: its input and output come before `input`, without its
+    /// `instructions`.
     pub previous_response_id: Option<String>,
     /// Stream the response as server-sent events.
     pub stream: Option<bool>,
@@ -139,14 +140,15 @@ pub struct ConvertedResponse {
 const LOGPROBS: &str = "message.output_text.logprobs";
 
 impl ResponsesRequest {
-    /// Whether the response is empty: a client only probes the server.
-    pub fn is_probe(&self) -> bool {
+    /// Whether the response is empty: a client only probes the server. `has_previous` says whether the request continues a
+    /// response.
+    pub fn is_probe(&self, has_previous: bool) -> bool {
         let is_empty = match &self.input {
             None => true,
             Some(InputItems::Text(_)) => false,
             Some(InputItems::Items(items)) => items.is_empty(),
         };
-        self.generate == Some(false) || is_empty
+        self.generate == Some(false) || is_empty && !has_previous
     }
 
     /// Refuses what this server does not have.
@@ -185,7 +187,9 @@ impl ResponsesRequest {
             Some(InputItems::Text(text)) => vec![Json::message("user", &text)],
             Some(InputItems::Items(items)) => items,
         };
-        add_items(before.into_iter().chain(new), &mut messages, &mut skipped)?;
+        let before = before.into_iter().enumerate().map(|(i, item)| (format!("previous_response_id: item {i}"), item));
+        let new = new.into_iter().enumerate().map(|(i, item)| (format!("input[{i}]"), item));
+        add_items(before.chain(new), &mut messages, &mut skipped)?;
         if messages.is_empty() {
             return Err(wrong("input", "has no message"));
         }
@@ -285,15 +289,14 @@ fn format(mut format: Value) -> Result<ResponseFormat, ApiError> {
     Ok(ResponseFormat { kind, json_schema, schema: None })
 }
 
-/// Adds items as messages of chat templates. Reasoning, text and calls of the assistant in a row are one message.
+/// Adds items with their paths as messages of chat templates. Reasoning, text and calls of the assistant in a row are one message.
 fn add_items(
-    items: impl Iterator<Item = Json>,
+    items: impl Iterator<Item = (String, Json)>,
     messages: &mut Vec<Json>,
     skipped: &mut Vec<String>,
 ) -> Result<(), ApiError> {
     let mut assistant = AssistantMessage::default();
-    for (i, item) in items.enumerate() {
-        let at = format!("input[{i}]");
+    for (at, item) in items {
         let mut item = Fields::new(item, at.clone())?;
         match item.kind("message")?.as_str() {
             "message" => {

@@ -18,7 +18,7 @@ use crate::stream::{EventSink, send};
 use crate::tools::ToolCall;
 
 /// Response of the model.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ResponsesResponse {
     /// ID of the response.
@@ -48,13 +48,13 @@ pub struct ResponsesResponse {
     pub output: Vec<OutputItem>,
     /// As in the request.
     pub parallel_tool_calls: bool,
-    /// Always null.
+    /// As in the request.
     pub previous_response_id: Option<String>,
     /// As in the request.
     pub prompt_cache_key: Option<String>,
     /// As in the request.
     pub reasoning: ReasoningConfig,
-    /// Always false: no response is stored.
+    /// Whether the response is stored.
     pub store: bool,
     /// As in the request.
     pub temperature: Option<f32>,
@@ -180,7 +180,7 @@ pub struct InputDetails {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct OutputDetails {
-    /// Always 0: tokens of reasoning are not counted apart.
+    /// Tokens of the model's reasoning.
     pub reasoning_tokens: usize,
 }
 
@@ -233,6 +233,17 @@ impl ResponsesForm {
     /// The same, with log-probabilities of `model`.
     pub fn with_logprobs(self, model: Option<Arc<Model>>) -> ResponsesForm {
         ResponsesForm { logprobs: model, ..self }
+    }
+
+    /// The same, of a response that is stored if `store`.
+    pub fn stored(mut self, store: bool) -> ResponsesForm {
+        self.response.store = store;
+        self
+    }
+
+    /// The response so far.
+    pub fn response(&self) -> &ResponsesResponse {
+        &self.response
     }
 
     /// The response.
@@ -436,6 +447,7 @@ impl AnswerForm for ResponsesForm {
         let end = if reason.is_some() { "incomplete" } else { "completed" };
         self.close(end, sink);
         let usage = usage_of(self.n_prompt, answer);
+        let reasoning_tokens = usage.completion_tokens_details.map_or(0, |details| details.reasoning_tokens);
         let response = &mut self.response;
         response.status = end;
         response.incomplete_details = reason.map(|reason| IncompleteDetails { reason });
@@ -443,7 +455,7 @@ impl AnswerForm for ResponsesForm {
             input_tokens: usage.prompt_tokens,
             input_tokens_details: InputDetails { cached_tokens: usage.prompt_tokens_details.cached_tokens },
             output_tokens: usage.completion_tokens,
-            output_tokens_details: OutputDetails::default(),
+            output_tokens_details: OutputDetails { reasoning_tokens },
             total_tokens: usage.total_tokens,
         });
         self.whole(if reason.is_some() { "response.incomplete" } else { "response.completed" }, sink);

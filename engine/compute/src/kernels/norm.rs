@@ -76,6 +76,50 @@ pub fn l2_norm(cpu: Cpu, x: &mut [f32], eps: f32, factor: f32) {
     scale(cpu, x, factor / max(length, eps));
 }
 
+/// The mean of the squares of `x`.
+pub fn mean_square(cpu: Cpu, x: &[f32]) -> f32 {
+    cpu.run(Squares(x)) / x.len() as f32
+}
+
+/// Activation sparsity (Gemma 3n): `x = max(x - (mean + factor * deviation), 0)`, with the mean and the standard deviation
+/// `sqrt(sum((x - mean)^2) / n)` of the n elements.
+pub fn sparsify(cpu: Cpu, x: &mut [f32], factor: f32) {
+    cpu.run(Sparsify { x, factor });
+}
+
+struct Sparsify<'a> {
+    x: &'a mut [f32],
+    factor: f32,
+}
+
+impl Sparsify<'_> {
+    #[inline(always)]
+    fn run(self, sum: impl Fn(&[f32], Option<f32>) -> f32) {
+        let n = self.x.len() as f32;
+        let mean = sum(self.x, None) / n;
+        let cutoff = mean + crate::math::sqrt(sum(self.x, Some(mean)) / n) * self.factor;
+        for x in self.x {
+            *x = if *x > cutoff { *x - cutoff } else { 0.0 };
+        }
+    }
+}
+
+impl Op for Sparsify<'_> {
+    type Out = ();
+
+    fn scalar(self) {
+        self.run(sum);
+    }
+
+    #[inline(always)]
+    fn simd<S: Simd>(self, s: S) {
+        self.run(
+            #[inline(always)]
+            |x, squares_from| sum_lanes(s, x, squares_from),
+        );
+    }
+}
+
 /// The sum of squares on virtual lanes.
 struct Squares<'a>(&'a [f32]);
 

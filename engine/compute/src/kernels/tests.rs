@@ -8,14 +8,15 @@ use proptest::prelude::*;
 use super::Cpu;
 use super::act::{ActLayout, Floats, pack};
 use super::attention::{
-    AttendScratch, Attention, AttentionWindow, KvLayout, KvMemory, KvRows, KvType, PAGE, Slot, Span, write_kv,
+    AttendScratch, Attention, AttentionWindow, DistanceBias, KvHeads, KvLayout, KvMemory, KvRows, KvType, MAX_HEAD_DIM,
+    PAGE, Slot, Span, write_kv,
 };
 use super::elementwise::{
     Activation, Xielu, activate, add_scaled, clamp, clamped_swiglu, gated, limited_swiglu, multiply, scale,
     silu_clamped, soft_cap, xielu,
 };
 use super::matmul::{Columns, MatmulJob, products};
-use super::norm::{NormKind, NormWeights, norm, norm_in_place, normalise};
+use super::norm::{NormKind, NormWeights, mean_square, norm, norm_in_place, normalise, sparsify};
 use super::panel::{Matrix, PANEL};
 use super::rope::{RopeStyle, Rotation, rope};
 use crate::pool::{Inline, Pool};
@@ -281,6 +282,10 @@ proptest! {
             let mut unit = x.clone();
             normalise(cpu, &mut unit);
             all.extend(unit);
+            all.push(mean_square(cpu, &x));
+            let mut sparse = x.clone();
+            sparsify(cpu, &mut sparse, 0.5);
+            all.extend(sparse);
             let mut step = |f: &dyn Fn(&mut [f32])| {
                 let mut x = x.clone();
                 f(&mut x);
@@ -318,37 +323,76 @@ proptest! {
         }
     }
 
+    /// Values that are parts of the keys are weighted as if they were stored beside them.
+    #[test]
+    fn latent_values(
+        t in 0usize..2, group in prop_oneof![1usize..40, Just(128)], (k2, v16) in (0usize..64, 1usize..33), tokens in 1usize..5,
+        past in prop_oneof![0usize..40, 500usize..540], extreme: bool, seed: u64,
+    ) {
+        let (dk, dv, all, mut rng) = (v16 * 16 + k2 * 2, v16 * 16, past + tokens, Rng(seed));
+        let (k, q) = (rng.floats(all * dk, extreme), rng.floats(tokens * group * dk, false));
+        let pages: Vec<u32> = (0..all.div_ceil(PAGE) as u32).collect();
+        let slots: Vec<Slot> = (0..all).map(|t| Slot { page: pages[t / PAGE], token: (t % PAGE) as u32 }).collect();
+        let run = |heads| {
+            let layout = KvLayout::new(KvType::ALL[t], [heads]);
+            let kv = layout.layers()[0];
+            let mut memory = KvMemory::zeroed(&layout, pages.len()).expect("memory");
+            let rows = KvRows { x: &k, stride: dk, k_at: 0, v_at: 0, slots: &slots };
+            write_kv(Cpu::detect(), &Inline, &kv, rows, &mut memory);
+            let mut parts = vec![0.0; Attention::parts_len(&kv, group, tokens, all)];
+            let mut out = vec![0.0; tokens * group * dv];
+            let window = AttentionWindow { left: usize::MAX, right: 0, chunk: usize::MAX };
+            let spans = [Span { row: 0, n: tokens, pos: past, pages: &pages }];
+            let (q, q_stride) = (&q[..], group * dk);
+            Attention { kv, memory: &memory, n_head: group, window, soft_cap: None, alibi: None, bias: None, sinks: None, q, q_stride, spans: &spans }
+                .run(Cpu::detect(), &Inline, &mut out, &mut [AttendScratch::new(layout.layers())], &mut parts);
+            out
+        };
+        // separate keys are shorter
+        prop_assume!(dk <= MAX_HEAD_DIM);
+        prop_assert_eq!(bits(&run(KvHeads::latent(dk, dv))), bits(&run(KvHeads::separate(1, dk, dv))));
+    }
+
     #[test]
     fn attention(
-        t in 0usize..3, heads in 1usize..3, group in 1usize..5, d8 in 1usize..10, tokens in 1usize..12,
+        t in 0usize..3, heads in 1usize..3, group in prop_oneof![8 => 1usize..5, 1 => 33usize..70],
+        (k8, v8) in (1usize..10, 1usize..10), latent: bool, tokens in 1usize..12,
         past in prop_oneof![0usize..40, 200usize..300, 500usize..540],
         before in prop_oneof![Just(usize::MAX), 0usize..300], after in prop_oneof![2 => Just(0), 1 => Just(usize::MAX), 1 => 0usize..12],
-        soft_cap in prop_oneof![Just(None), Just(Some(3.0))], extra in 0usize..3, extreme: bool, seed: u64,
+        soft_cap in prop_oneof![Just(None), Just(Some(3.0))], extra in 0usize..4, extreme: bool, seed: u64,
     ) {
-        let kv = KvLayout { n_layer: 2, n_head_kv: heads, head_dim: d8 * 8, kv_type: KvType::ALL[t] };
-        let (n_head, d, all, mut rng) = (heads * group, kv.head_dim, past + tokens, Rng(seed));
+        let kv_heads = match latent {
+            true => KvHeads::latent(v8 * 16 + k8 * 2, v8 * 16),
+            false => KvHeads::separate(heads, k8 * 8, v8 * 8),
+        };
+        let KvHeads { n: heads, key_dim: dk, value_dim: dv, .. } = kv_heads;
+        let layout = KvLayout::new(KvType::ALL[t], [KvHeads::separate(2, 24, 8), kv_heads]);
+        let kv = layout.layers()[1];
+        let (n_head, all, mut rng) = (heads * group, past + tokens, Rng(seed));
         let n_pages = all.div_ceil(PAGE);
         // pages in scrambled order, and arbitrary contents in unused slots
         let pages: Vec<u32> = (0..n_pages as u32).rev().collect();
-        let (k, v) = (rng.floats(all * heads * d, extreme), rng.floats(all * heads * d, extreme));
-        let q = rng.floats(tokens * n_head * d, false);
+        let (k, v) = (rng.floats(all * heads * dk, extreme), rng.floats(all * heads * dv, extreme));
+        let q = rng.floats(tokens * n_head * dk, false);
         let per_head = rng.floats(n_head, false);
         let (alibi, sinks) = ((extra == 1).then_some(&per_head[..]), (extra == 2).then_some(&per_head[..]));
-        let width = heads * d;
+        let table = rng.floats(n_head * 21, false);
+        let bias = (extra == 3).then_some(DistanceBias { table: &table, max: 10 });
+        let [k_width, v_width] = [dk, dv].map(|d| heads * d);
         let slots: Vec<Slot> =
             (0..all).map(|t| Slot { page: pages[t / PAGE], token: (t % PAGE) as u32 }).collect();
-        let kv_rows: Vec<f32> = k.chunks(width).zip(v.chunks(width)).flat_map(|(k, v)| [k, v].concat()).collect();
+        let kv_rows: Vec<f32> = k.chunks(k_width).zip(v.chunks(v_width)).flat_map(|(k, v)| [k, v].concat()).collect();
         let seen = |pos: usize| pos.saturating_sub(before)..pos.saturating_add(after).min(all - 1) + 1;
         let run = |cpu: Cpu, pool: &dyn Pool, whole: bool| {
-            let mut memory = KvMemory::with_segments(&kv, n_pages, (seed % 4) as u32).expect("memory");
+            let mut memory = KvMemory::with_segments(&layout, n_pages, (seed % 4) as u32).expect("memory");
             pages.iter().for_each(|p| memory.commit(*p).expect("memory"));
-            let rows = KvRows { x: &kv_rows, stride: 2 * width, k_at: 0, v_at: width, slots: &slots };
-            write_kv(cpu, pool, &kv, 1, rows, &mut memory);
-            let mut scratch: Vec<_> = (0..pool.threads()).map(|_| AttendScratch::new(&kv)).collect();
+            let rows = KvRows { x: &kv_rows, stride: k_width + v_width, k_at: 0, v_at: k_width, slots: &slots };
+            write_kv(cpu, pool, &kv, rows, &mut memory);
+            let mut scratch: Vec<_> = (0..pool.threads()).map(|_| AttendScratch::new(layout.layers())).collect();
             let mut parts = vec![0.0; Attention::parts_len(&kv, n_head, tokens, all)];
             let mut run = |window, q: &[f32], span: Span<'_>| {
-                let mut out = vec![0.0; q.len()];
-                Attention { kv: &kv, layer: 1, memory: &memory, n_head, window, soft_cap, alibi, sinks, q, q_stride: n_head * d, spans: &[span] }
+                let mut out = vec![0.0; q.len() / dk * dv];
+                Attention { kv, memory: &memory, n_head, window, soft_cap, alibi, bias, sinks, q, q_stride: n_head * dk, spans: &[span] }
                     .run(cpu, pool, &mut out, &mut scratch, &mut parts);
                 out
             };
@@ -360,16 +404,16 @@ proptest! {
                 let seen = seen(past + t);
                 run(AttentionWindow { left: seen.len() - 1, right: 0, chunk: usize::MAX }, q, Span { row: 0, n: 1, pos: seen.end - 1, pages: &pages })
             };
-            q.chunks(n_head * d).enumerate().flat_map(one).collect()
+            q.chunks(n_head * dk).enumerate().flat_map(one).collect()
         };
         let scores = |cpu: Cpu| {
-            let mut memory = KvMemory::with_segments(&kv, n_pages, (seed % 4) as u32).expect("memory");
+            let mut memory = KvMemory::with_segments(&layout, n_pages, (seed % 4) as u32).expect("memory");
             pages.iter().for_each(|p| memory.commit(*p).expect("memory"));
-            let rows = KvRows { x: &kv_rows, stride: 2 * width, k_at: 0, v_at: width, slots: &slots };
-            write_kv(cpu, &Inline, &kv, 1, rows, &mut memory);
+            let rows = KvRows { x: &kv_rows, stride: k_width + v_width, k_at: 0, v_at: k_width, slots: &slots };
+            write_kv(cpu, &Inline, &kv, rows, &mut memory);
             let spans = [Span { row: 0, n: tokens, pos: past, pages: &pages }];
             let window = AttentionWindow { left: before, right: after, chunk: usize::MAX };
-            Attention { kv: &kv, layer: 1, memory: &memory, n_head, window, soft_cap, alibi, sinks, q: &q, q_stride: n_head * d, spans: &spans }
+            Attention { kv, memory: &memory, n_head, window, soft_cap, alibi, bias, sinks, q: &q, q_stride: n_head * dk, spans: &spans }
                 .scores(cpu)
         };
         let lens: Vec<usize> = scores(Cpu::detect()).iter().map(Vec::len).collect();
@@ -377,7 +421,7 @@ proptest! {
         same(|cpu| scores(cpu).concat())?;
         same(|cpu| run(cpu, if cpu == Cpu::SCALAR { &Inline } else { &Scoped(2) }, true))?;
         // distances to the query differ there
-        prop_assume!(alibi.is_none());
+        prop_assume!(alibi.is_none() && bias.is_none());
         prop_assert_eq!(bits(&run(Cpu::detect(), &Inline, false)), bits(&run(Cpu::SCALAR, &Inline, true)), "one by one");
     }
 }

@@ -16,7 +16,7 @@ use super::super::config::{Config, MAX_WIDTH};
 use super::super::forward::Stage;
 use super::super::keys::Keys;
 use super::super::loader::LoadedTensors;
-use super::super::roles::{Layout, Part, Role, TensorRow, matrix, values, vector};
+use super::super::roles::{Layout, Part, Role, Scope, TensorRow, matrix, values, vector};
 use super::super::rows::columns;
 use super::super::scratch::StepScratch;
 use super::super::weights::{Linear, LinearGroup, Norm, linear, padded, required_norm, transposed};
@@ -105,11 +105,11 @@ fn config(c: &Config) -> Option<&DeltaNetConfig> {
     }
 }
 
-fn per_head(c: &Config, _: &[u64; 4]) -> Option<Role> {
+fn per_head(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     vector(config(c)?.heads.n_value)
 }
 
-fn gate_rows(c: &Config, _: &[u64; 4]) -> Option<Role> {
+fn gate_rows(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     matrix(config(c)?.heads.n_value, c.n_embd)
 }
 

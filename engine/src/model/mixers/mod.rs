@@ -1,8 +1,15 @@
 //! What mixes the tokens of a sequence in a layer: attention, a recurrent mixer, both, or nothing. The tensors of a file
-//! tell which.
+//! tell which, or its numbers of heads.
 
 mod delta_net;
+mod kda;
+pub(super) mod latent;
+mod lightning;
+mod low_rank;
 mod mamba;
+mod rwkv;
+mod rwkv6;
+mod rwkv7;
 mod short_conv;
 
 use alloc::boxed::Box;
@@ -10,12 +17,18 @@ use alloc::format;
 use alloc::vec::Vec;
 
 pub use delta_net::{DeltaNet, DeltaNetConfig};
+pub use kda::{Kda, KdaConfig};
+pub use latent::{LatentHeads, LatentWeights};
+pub use lightning::{Lightning, LightningConfig};
+pub use low_rank::LowRank;
 pub use mamba::{Mamba, MambaConfig};
+pub use rwkv::{ChannelMix, RwkvConfig};
+pub use rwkv6::Rwkv6;
+pub use rwkv7::Rwkv7;
 pub use short_conv::{ShortConv, ShortConvConfig};
 
 use super::arch::Arch;
 use super::block::{ForwardPass, SubLayerRows};
-use super::config::LayerConfig;
 use super::keys::Keys;
 use super::loader::LoadedTensors;
 use super::roles::TensorRow;
@@ -30,10 +43,14 @@ use crate::kernels::recurrent::StateMemory;
 pub enum MixerKind {
     /// Attention over the keys and values of the tokens before.
     Attention,
+    /// Multi-head latent attention: all heads share keys, which are values too.
+    Latent,
     /// A recurrent mixer, of the kind of [`RecurrentConfig`].
     Recurrent,
     /// Attention and a recurrent mixer on the same input; their outputs are added.
     Both,
+    /// A matrix instead of attention: tokens are not mixed (DeciLM).
+    Linear,
     /// Nothing: the layer has a feed-forward only.
     None,
 }
@@ -41,7 +58,7 @@ pub enum MixerKind {
 impl MixerKind {
     /// Whether the layer has keys and values.
     pub const fn has_attention(self) -> bool {
-        matches!(self, MixerKind::Attention | MixerKind::Both)
+        matches!(self, MixerKind::Attention | MixerKind::Latent | MixerKind::Both)
     }
 
     /// Whether the layer has a recurrent state.
@@ -59,6 +76,14 @@ pub enum RecurrentConfig {
     Mamba(MambaConfig),
     /// Gated short convolution (LFM2).
     ShortConv(ShortConvConfig),
+    /// Lightning attention.
+    Lightning(LightningConfig),
+    /// Kimi delta attention.
+    Kda(KdaConfig),
+    /// Time mix of RWKV 6.
+    Rwkv6(RwkvConfig),
+    /// Time mix of RWKV 7.
+    Rwkv7(RwkvConfig),
 }
 
 /// Longest convolution.
@@ -71,6 +96,9 @@ impl RecurrentConfig {
             RecurrentConfig::DeltaNet(c) => c.state_len(),
             RecurrentConfig::Mamba(c) => c.state_len(),
             RecurrentConfig::ShortConv(c) => c.state_len(),
+            RecurrentConfig::Lightning(c) => c.state_len(),
+            RecurrentConfig::Kda(c) => c.state_len(),
+            RecurrentConfig::Rwkv6(c) | RecurrentConfig::Rwkv7(c) => c.state_len(),
         }
     }
 
@@ -80,6 +108,10 @@ impl RecurrentConfig {
             RecurrentConfig::DeltaNet(_) => delta_net::TENSORS,
             RecurrentConfig::Mamba(_) => mamba::TENSORS,
             RecurrentConfig::ShortConv(_) => short_conv::TENSORS,
+            RecurrentConfig::Lightning(_) => lightning::TENSORS,
+            RecurrentConfig::Kda(_) => kda::TENSORS,
+            RecurrentConfig::Rwkv6(_) => rwkv6::TENSORS,
+            RecurrentConfig::Rwkv7(_) => rwkv7::TENSORS,
         }
     }
 }
@@ -92,6 +124,14 @@ pub enum Recurrent {
     Mamba(Box<Mamba>),
     /// Gated short convolution.
     ShortConv(Box<ShortConv>),
+    /// Lightning attention.
+    Lightning(Box<Lightning>),
+    /// Kimi delta attention.
+    Kda(Box<Kda>),
+    /// Time mix of RWKV 6.
+    Rwkv6(Box<Rwkv6>),
+    /// Time mix of RWKV 7.
+    Rwkv7(Box<Rwkv7>),
 }
 
 impl Recurrent {
@@ -101,6 +141,10 @@ impl Recurrent {
             RecurrentConfig::DeltaNet(c) => Recurrent::DeltaNet(DeltaNet::load(c, tensors, i)?.into()),
             RecurrentConfig::Mamba(c) => Recurrent::Mamba(Mamba::load(c, tensors, i)?.into()),
             RecurrentConfig::ShortConv(_) => Recurrent::ShortConv(ShortConv::load(tensors, i)?.into()),
+            RecurrentConfig::Lightning(c) => Recurrent::Lightning(Lightning::load(c, tensors, i)?.into()),
+            RecurrentConfig::Kda(c) => Recurrent::Kda(Kda::load(c, tensors, i)?.into()),
+            RecurrentConfig::Rwkv6(c) => Recurrent::Rwkv6(Rwkv6::load(c, tensors, i)?.into()),
+            RecurrentConfig::Rwkv7(c) => Recurrent::Rwkv7(Rwkv7::load(c, tensors, i)?.into()),
         })
     }
 
@@ -110,6 +154,10 @@ impl Recurrent {
             Recurrent::DeltaNet(m) => m.matrices(),
             Recurrent::Mamba(m) => m.matrices(),
             Recurrent::ShortConv(m) => m.matrices(),
+            Recurrent::Lightning(m) => m.matrices(),
+            Recurrent::Kda(m) => m.matrices(),
+            Recurrent::Rwkv6(m) => m.matrices(),
+            Recurrent::Rwkv7(m) => m.matrices(),
         }
     }
 
@@ -119,12 +167,35 @@ impl Recurrent {
             Recurrent::DeltaNet(m) => m.widths(),
             Recurrent::Mamba(m) => m.widths(),
             Recurrent::ShortConv(m) => m.widths(),
+            Recurrent::Lightning(m) => m.widths(),
+            Recurrent::Kda(m) => m.widths(),
+            Recurrent::Rwkv6(m) => m.widths(),
+            Recurrent::Rwkv7(m) => m.widths(),
+        }
+    }
+
+    /// Most inputs of the products of one call, each packed by itself.
+    pub(super) const fn n_inputs(&self) -> usize {
+        match self {
+            Recurrent::Rwkv6(_) => rwkv6::PARTS,
+            Recurrent::Rwkv7(_) => rwkv7::PARTS,
+            _ => 1,
         }
     }
 }
 
-/// A tensor of each kind of recurrent mixer that no other layer has.
-const MARKERS: [&str; 2] = ["ssm_conv1d.weight", "shortconv.conv.weight"];
+/// A tensor of each kind of recurrent mixer that no other layer has, and whether `attn_output` belongs to the mixer.
+const MARKERS: [(&str, bool); 4] = [
+    ("ssm_conv1d.weight", false),
+    ("shortconv.conv.weight", false),
+    ("time_mix_key.weight", false),
+    (kda::MARKER, true),
+];
+/// The same in families with lightning attention.
+const LIGHTNING: [(&str, bool); 1] = [(lightning::MARKER, true)];
+
+/// Tensors of which a layer with a feed-forward has one.
+const FEED_FORWARDS: [&str; 3] = ["ffn_up.weight", "ffn_up_exps.weight", rwkv::CHANNEL_MIX_KEY];
 
 /// What the tensors of a file tell about a layer.
 #[derive(Clone, Copy)]
@@ -137,21 +208,44 @@ fn has(shards: &[Gguf<'_>], name: &str) -> bool {
     shards.iter().any(|gguf| gguf.tensor(name).is_some())
 }
 
-/// The kinds of all layers, by the presence of tensors. Without recurrent layers, all have attention and a feed-forward.
-pub(super) fn layer_kinds(n_layer: usize, shards: &[Gguf<'_>]) -> Vec<LayerKind> {
+/// The kinds of all layers: with recurrent layers by the presence of tensors. Without, layers lack attention or
+/// feed-forward where the metadata state that they have no heads, or a width of 0; without KV heads they have a matrix
+/// instead of attention.
+pub(super) fn layer_kinds(
+    keys: &Keys<'_, '_>,
+    arch: &Arch,
+    n_layer: usize,
+    shards: &[Gguf<'_>],
+) -> Result<Vec<LayerKind>, LoadError> {
     let has = |i: usize, part: &str| has(shards, &format!("blk.{i}.{part}"));
-    let recurrent: Vec<bool> = (0..n_layer).map(|i| MARKERS.iter().any(|part| has(i, part))).collect();
-    let is_hybrid = recurrent.contains(&true);
-    let kind = |(i, recurrent): (usize, bool)| {
-        let mixer = match (recurrent, !is_hybrid || has(i, "attn_output.weight")) {
-            (true, true) => MixerKind::Both,
-            (true, false) => MixerKind::Recurrent,
-            (false, true) => MixerKind::Attention,
-            (false, false) => MixerKind::None,
-        };
-        LayerKind { mixer, has_ffn: !is_hybrid || has(i, "ffn_up.weight") || has(i, "ffn_up_exps.weight") }
+    let markers = if arch.lightning { &LIGHTNING[..] } else { &MARKERS };
+    let marker = |i| markers.iter().find(|(part, _)| has(i, part)).map(|(_, has_output)| *has_output);
+    let recurrent: Vec<Option<bool>> = (0..n_layer).map(marker).collect();
+    let is_hybrid = recurrent.iter().any(Option::is_some);
+    let sizes = |name: &str| match keys.is_array(name) && !is_hybrid {
+        true => keys.per_layer_u32(name, n_layer),
+        false => Ok(None),
     };
-    recurrent.into_iter().enumerate().map(kind).collect()
+    let (heads, kv_heads) = (sizes("attention.head_count")?, sizes("attention.head_count_kv")?);
+    let widths = sizes("feed_forward_length")?;
+    let is_zero = |sizes: &Option<Vec<u32>>, i: usize| sizes.as_ref().is_some_and(|sizes| sizes[i] == 0);
+    let kind = |(i, recurrent): (usize, Option<bool>)| {
+        let has_attention = if is_hybrid { has(i, "attn_output.weight") } else { !is_zero(&heads, i) };
+        let mixer = match (recurrent, has_attention) {
+            (Some(false), true) => MixerKind::Both,
+            (Some(_), _) => MixerKind::Recurrent,
+            (None, true) if is_zero(&kv_heads, i) => MixerKind::Linear,
+            (None, true) if has(i, "attn_kv_a_mqa.weight") => MixerKind::Latent,
+            (None, true) => MixerKind::Attention,
+            (None, false) => MixerKind::None,
+        };
+        let has_ffn = match is_hybrid {
+            true => FEED_FORWARDS.iter().any(|part| has(i, part)),
+            false => !is_zero(&widths, i),
+        };
+        LayerKind { mixer, has_ffn }
+    };
+    Ok(recurrent.into_iter().enumerate().map(kind).collect())
 }
 
 /// Reads the configuration of the recurrent layers, if there are any.
@@ -166,22 +260,19 @@ pub(super) fn read(
     let has = |part: &str| has(shards, &format!("blk.{i}.{part}"));
     let config = if has("shortconv.conv.weight") {
         RecurrentConfig::ShortConv(ShortConvConfig::read(keys, n_embd)?)
+    } else if arch.lightning {
+        RecurrentConfig::Lightning(LightningConfig::read(keys, n_embd, kinds.len())?)
+    } else if has(kda::MARKER) {
+        RecurrentConfig::Kda(KdaConfig::read(keys, arch)?)
+    } else if has("time_mix_key.weight") {
+        let c = RwkvConfig::read(keys, n_embd, has(rwkv::CHANNEL_MIX_KEY))?;
+        if has("time_mix_first.weight") { RecurrentConfig::Rwkv6(c) } else { RecurrentConfig::Rwkv7(c) }
     } else if has("ssm_beta.weight") || has("ssm_ba.weight") {
         RecurrentConfig::DeltaNet(DeltaNetConfig::read(keys, arch)?)
     } else {
         RecurrentConfig::Mamba(MambaConfig::read(keys, n_embd, !has("ssm_x.weight"), arch.mamba_by_heads)?)
     };
     Ok(Some(config))
-}
-
-/// Gives each layer its kind, its index in KV pages and the place of its state.
-pub(super) fn place(layers: &mut [LayerConfig], kinds: &[LayerKind], recurrent: Option<&RecurrentConfig>) {
-    let (mut kv_layer, mut state_at, state_len) = (0usize, 0usize, recurrent.map_or(0, RecurrentConfig::state_len));
-    for (layer, kind) in layers.iter_mut().zip(kinds) {
-        *layer = LayerConfig { mixer: kind.mixer, has_ffn: kind.has_ffn, kv_layer, state_at, ..*layer };
-        kv_layer += usize::from(kind.mixer.has_attention());
-        state_at = state_at.saturating_add(if kind.mixer.is_recurrent() { state_len } else { 0 });
-    }
 }
 
 impl ForwardPass<'_, '_> {
@@ -198,6 +289,10 @@ impl ForwardPass<'_, '_> {
             Recurrent::DeltaNet(m) => self.delta_net(i, m, rows, states, step),
             Recurrent::Mamba(m) => self.mamba(i, m, rows, states, step),
             Recurrent::ShortConv(m) => self.short_conv(i, m, rows, states, step),
+            Recurrent::Lightning(m) => self.lightning(i, m, rows, states, step),
+            Recurrent::Kda(m) => self.kda(i, m, rows, states, step),
+            Recurrent::Rwkv6(m) => self.rwkv6(i, m, rows, states, step),
+            Recurrent::Rwkv7(m) => self.rwkv7(i, m, rows, states, step),
         }
     }
 }

@@ -14,6 +14,8 @@ const WORDPIECE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../fi
 const UNIGRAM: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/tokenizer/unigram.json"));
 const CHARACTERS: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/tokenizer/characters.json"));
 const UNIGRAM_FILE: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/tokenizer/unigram.gguf"));
+const RWKV: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/tokenizer/rwkv.json"));
+const TEXTS: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/tokenizer/pretokenizer.json"));
 const ALL: EncodeOptions = EncodeOptions { add_special: true, parse_special: false };
 
 fn strings(value: &Value) -> Vec<&str> {
@@ -213,4 +215,31 @@ fn long_texts() {
             tokenizer.encode(&text, ALL);
         }
     }
+}
+
+/// The tokens of RWKV that the texts contain; all others are unused.
+#[test]
+fn rwkv_splits_into_the_longest_tokens() {
+    let (case, texts): (Value, Value) = (serde_json::from_str(RWKV).unwrap(), serde_json::from_str(TEXTS).unwrap());
+    let mut tokens: Vec<String> = (0..65536).map(|id| alloc::format!("[PAD{id}]")).collect();
+    let mut types = alloc::vec![5; tokens.len()];
+    (tokens[0], types[0]) = ("<s>".into(), 3);
+    for token in case["tokens"].as_array().unwrap() {
+        let id = token[0].as_u64().unwrap() as usize;
+        (tokens[id], types[id]) = (token[1].as_str().unwrap().into(), 1);
+    }
+    let file = File::new("rwkv").strings("tokenizer.ggml.tokens", &tokens).i32s("tokenizer.ggml.token_type", &types);
+    let tokenizer = file.load().unwrap();
+    let (texts, ids) = (strings(&texts["texts"]), case["ids"].as_array().unwrap());
+    assert_eq!(texts.len(), ids.len());
+    for (text, want) in texts.into_iter().zip(ids) {
+        let got = tokenizer.encode(text, ALL);
+        assert_eq!(got.iter().map(|id| *id as i32).collect::<Vec<_>>(), ints(want), "{text:?}");
+        assert_eq!(tokenizer.decode(&got, DecodeOptions::default()), text.as_bytes());
+        let (_, ranges) = tokenizer.encode_with_offsets(text, ALL);
+        assert_eq!(ranges.iter().map(|range| range.len()).sum::<usize>(), text.len());
+    }
+    // text never becomes the control token
+    assert!(!tokenizer.encode("<s>", ALL).contains(&0));
+    assert_eq!(tokenizer.encode("<s>", EncodeOptions { parse_special: true, ..ALL }), [0]);
 }

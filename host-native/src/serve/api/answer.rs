@@ -15,8 +15,9 @@ use super::super::offload::offload;
 use super::super::queue::Update;
 use super::super::state::{random_id, unix_now};
 use super::error::{ApiError, json};
-use super::sse::{engine_failed, json_lines, stream};
+use super::sse::{engine_failed, json_lines, stream_with_writes};
 use super::submit::Updates;
+use super::writes::Writes;
 
 /// The head of a response with a new ID that begins with `prefix`.
 pub fn response_head(instance: &ModelInstance, prefix: &str, seed: u64, session: Option<&str>) -> ResponseHead {
@@ -51,12 +52,13 @@ pub async fn collect(mut updates: Updates, n: usize) -> Result<Vec<Answer>, ApiE
 }
 
 /// How a response is sent.
-#[derive(Debug, Clone, Copy)]
 pub struct Delivery {
     /// Framing of a stream; `None` for a response that is sent whole.
     pub framing: Option<Framing>,
     /// A measure of the work to serialise a whole response.
     pub size: usize,
+    /// Writes that must be durable before the end of the response; the writer adds them.
+    pub writes: Writes,
 }
 
 /// Sends the response of `writer`: as a stream, or whole, made by `build` from the complete writer.
@@ -75,7 +77,9 @@ where
     T: Serialize,
 {
     match delivery.framing {
-        Some(Framing::ServerSentEvents) => return Ok(stream(updates, writer, instance.settings().sse_keep_alive)),
+        Some(Framing::ServerSentEvents) => {
+            return Ok(stream_with_writes(updates, writer, instance.settings().sse_keep_alive, delivery.writes));
+        }
         Some(Framing::JsonLines) => return Ok(json_lines(updates, writer)),
         None => {}
     }
@@ -88,6 +92,7 @@ where
             break;
         }
     }
+    delivery.writes.durable().await?;
     offload(delivery.size, move || json(StatusCode::OK, &build(writer))).await
 }
 

@@ -55,8 +55,8 @@ pub async fn chat_completions(
     Body(body): Body<ChatCompletionRequest>,
 ) -> Result<Response, HttpError> {
     let chat = start_chat(&server, &caller, body, "chatcmpl-").await?;
-    let StartedChat { instance, updates, plan, head, is_stream, mut recorder, stored, .. } = chat;
-    let (n, writes) = (plan.n, Writes::default());
+    let StartedChat { instance, updates, plan, head, is_stream, mut recorder, writes, stored, .. } = chat;
+    let n = plan.n;
     if is_stream {
         let stored = stored.map(|recorder| {
             let (plan, head, writes) = (plan.clone(), head.clone(), writes.clone());
@@ -85,6 +85,8 @@ pub struct StartedChat {
     /// Stop strings of the request.
     pub stops: Vec<String>,
     pub recorder: SessionRecorder,
+    /// Writes that the response waits for.
+    pub writes: Writes,
     /// Keeps the answers, if the request says so.
     stored: Option<Recorder>,
 }
@@ -159,7 +161,8 @@ pub async fn start_chat(
     let head = response_head(&instance, prefix, seed, session.as_deref());
     let stops = options.stop.clone().map_or_else(Vec::new, OneOrMany::into_vec);
     let is_stream = options.is_stream();
-    Ok(StartedChat { instance, updates, plan: chat_plan, head, is_stream, stops, recorder, stored })
+    let writes = Writes::default();
+    Ok(StartedChat { instance, updates, plan: chat_plan, head, is_stream, stops, recorder, writes, stored })
 }
 
 /// Digest of the constraint of an answer: its form, and the budget of reasoning tokens.
@@ -179,10 +182,13 @@ pub async fn count_chat(server: &Server, caller: &Caller, request: ChatCompletio
     let instance = server.model(options.model.as_deref(), sticky(&options), caller).await?;
     let variables = chat.template_variables()?;
     let (inner, tools, choice) = (Arc::clone(&instance), chat.tools, chat.tool_choice);
-    let check = move || parse_tool_choice(inner.template.source(), tools, choice, true);
+    let parallel = chat.parallel_tool_calls != Some(false);
+    let check = move || parse_tool_choice(inner.template.source(), tools, choice, parallel);
     let tools = offload(usize::MAX, check).await??.tools;
     let end = chat_end(chat.continue_final_message, chat.add_generation_prompt)?;
-    Ok(tokenize_chat(&instance, chat.messages, tools, variables, end).await?.len())
+    let mut messages = chat.messages;
+    apply_to_messages(caller, &instance, &mut messages).await?;
+    Ok(tokenize_chat(&instance, messages, tools, variables, end).await?.len())
 }
 
 /// The tokens of a prediction, as many as the context holds.
@@ -311,11 +317,11 @@ impl StartedChat {
         F: AnswerForm + Send + Unpin + 'static,
         T: Serialize,
     {
-        let StartedChat { instance, updates, plan, is_stream, recorder, .. } = self;
+        let StartedChat { instance, updates, plan, is_stream, recorder, writes, .. } = self;
         let writer =
             RecordedStream { writer: AnswerWriter::new(plan.output.parser(0), form), session: recorder, stored: None };
         let size = if plan.logprobs { usize::MAX } else { 0 };
-        let delivery = Delivery { framing: is_stream.then_some(framing), size };
+        let delivery = Delivery { framing: is_stream.then_some(framing), size, writes };
         let build = move |done: RecordedStream<AnswerWriter<F>>| build(done.writer.into_form());
         respond(&instance, updates, writer, delivery, build).await
     }

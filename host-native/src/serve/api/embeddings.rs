@@ -6,6 +6,7 @@ use std::time::Instant;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
+use starling::embed::Pooling;
 use starling::tokenizer::EncodeOptions;
 use starling_api::input::Input;
 use starling_api::openai::embeddings::{EmbeddingRequest, EmbeddingResponse, check_texts};
@@ -63,6 +64,10 @@ pub async fn embed_inputs(
 ) -> Result<Embedded, ApiError> {
     let instance = server.model(body.model.as_deref(), body.user.as_deref(), caller).await?;
     body.check_inputs(instance.settings().max_inputs)?;
+    if instance.model.config.pooling_type.and_then(|n| Pooling::ALL.get(n as usize)) == Some(&Pooling::Rank) {
+        let message = "this model ranks documents and has no embeddings; expected POST /v1/rerank";
+        return Err(ApiError::param("model", message).code("not_an_embedder"));
+    }
     let n = body.input.len();
     apply_to_input(caller, &instance, &mut body.input).await?;
     let empty = Input::Texts(Vec::new());
@@ -91,7 +96,8 @@ pub async fn embed_inputs(
     if !missing.is_empty() {
         let (texts, keys): (Vec<_>, Vec<_>) =
             missing.into_iter().map(|(index, tokens, key)| (tokens, (index, key))).unzip();
-        let computed = compute(&instance, caller, &body, texts).await?;
+        let form = TextForm { dimensions: body.dimensions, user: body.user.as_deref(), pooling: None };
+        let computed = compute(&instance, caller, &form, texts).await?;
         for (vector, (index, key)) in computed.into_iter().zip(keys) {
             if let Some(key) = key {
                 server.embeddings.insert(key, &vector);
@@ -114,11 +120,31 @@ fn truncate_texts(texts: &mut [Vec<u32>], max: usize, has_end: bool) {
     }
 }
 
-/// The embeddings of texts, by the model.
-async fn compute(
+/// The form of the vectors of a request.
+pub struct TextForm<'a> {
+    pub dimensions: Option<usize>,
+    /// End user.
+    pub user: Option<&'a str>,
+    /// `None` for that of the model.
+    pub pooling: Option<Pooling>,
+}
+
+/// Checks tokenised texts of the field `name`.
+///
+/// # Errors
+/// A text that the model does not take.
+pub fn check_lengths(instance: &ModelInstance, texts: &[Vec<u32>], name: &str) -> Result<(), ApiError> {
+    starling_api::openai::embeddings::check_lengths(&instance.model, &instance.embedder, texts, name)
+}
+
+/// The vectors of texts, by the model.
+///
+/// # Errors
+/// A limit that is reached, or a model that fails.
+pub async fn compute(
     instance: &ModelInstance,
     caller: &Caller,
-    body: &EmbeddingRequest,
+    form: &TextForm<'_>,
     texts: Vec<Vec<u32>>,
 ) -> Result<Vec<Vec<f32>>, ApiError> {
     let (n, tokens) = (texts.len(), texts.iter().map(Vec::len).sum::<usize>());
@@ -130,9 +156,10 @@ async fn compute(
     let (to, mut updates) = updates(n, 1, Arc::clone(&caller.usage));
     let (queue, total) = (instance.settings().queue_timeout, instance.settings().request_timeout);
     let times = Deadlines { arrival: caller.arrival, queue, total, partial: false };
-    let job = |(index, tokens)| TextJob { index, tokens, dimensions: body.dimensions, to: to.clone(), times };
+    let TextForm { dimensions, user, pooling } = *form;
+    let job = |(index, tokens)| TextJob { index, tokens, dimensions, pooling, to: to.clone(), times };
     let jobs = texts.into_iter().enumerate().map(job).collect();
-    let flow = caller.flow(body.user.as_deref(), None);
+    let flow = caller.flow(user, None);
     let queued = Instant::now();
     let ticket = instance.queue.embed(&flow, tokens.div_ceil(n), times.deadline(), jobs);
     updates.hold(ticket.inspect_err(|closed| instance.metrics.rejected(closed.name()))?);

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use starling::chat::Json;
 use starling_api::responses::request::{ConvertedResponse, InputTokens, ResponsesRequest};
 use starling_api::responses::response::{ResponsesForm, ResponsesResponse};
 use starling_api::stream::{EventBuffer, Framing, NoEvents, ServerSentEvent};
@@ -15,6 +14,8 @@ use super::answer::response_head;
 use super::body::Body;
 use super::chat::{count_chat, start_chat};
 use super::error::{ApiError, ErrorBody, HttpError, json, with_skipped};
+use super::stored_responses::{Keeping, KeptForm, previous_items};
+use super::writes::Writes;
 
 /// Create a response.
 ///
@@ -32,10 +33,11 @@ pub async fn responses(
     caller: Caller,
     Body(mut body): Body<ResponsesRequest>,
 ) -> Result<Response, HttpError> {
-    let before = previous_items(body.previous_response_id.as_deref())?;
-    if body.is_probe() && before.is_empty() {
-        body.check_supported()?;
-        return Ok(probe(&server, &caller, &body).await?);
+    body.check_supported()?;
+    let before = previous_items(&server, &caller, body.previous_response_id.as_deref()).await?;
+    let keeping = Keeping::of(&server, &caller, &mut body, &before).await?;
+    if body.is_probe(!before.is_empty()) {
+        return Ok(probe(&server, &caller, &body, keeping).await?);
     }
     let input = body.input.take();
     let echo = body.clone();
@@ -44,32 +46,31 @@ pub async fn responses(
     let chat = start_chat(&server, &caller, chat, "resp_").await?;
     let model = chat.plan.logprobs.then(|| Arc::clone(&chat.plan.model));
     let form = ResponsesForm::new(chat.head.clone(), &echo, chat.plan.n_prompt).with_logprobs(model);
-    let response = chat.respond(form, Framing::ServerSentEvents, ResponsesForm::into_response).await?;
+    let form = KeptForm::new(form, keeping, chat.writes.clone());
+    let response = chat.respond(form, Framing::ServerSentEvents, KeptForm::into_response).await?;
     Ok(with_skipped(response, &skipped))
 }
 
-/// The items of a response before, with its input. The server keeps no responses yet.
-fn previous_items(id: Option<&str>) -> Result<Vec<Json>, ApiError> {
-    match id {
-        None => Ok(Vec::new()),
-        Some(_) => {
-            let message = "previous_response_id: this server stores no responses; send all items in input";
-            Err(ApiError::unsupported("previous_response_id", message))
-        }
-    }
-}
-
 /// The response to a request that only probes the server.
-async fn probe(server: &Server, caller: &Caller, body: &ResponsesRequest) -> Result<Response, ApiError> {
+async fn probe(
+    server: &Server,
+    caller: &Caller,
+    body: &ResponsesRequest,
+    keeping: Option<Keeping>,
+) -> Result<Response, ApiError> {
     let instance = server.model(body.model.as_deref(), None, caller).await?;
     let seed = body.seed.map_or(0, |seed| seed.0);
-    let mut form = ResponsesForm::new(response_head(&instance, "resp_", seed, None), body, 0);
+    let (form, writes) =
+        (ResponsesForm::new(response_head(&instance, "resp_", seed, None), body, 0), Writes::default());
+    let mut form = KeptForm::new(form, keeping, writes.clone());
     if body.stream != Some(true) {
         form.finish_probe(&mut NoEvents);
+        writes.durable().await?;
         return Ok(json(StatusCode::OK, &form.into_response()));
     }
     let mut events = EventBuffer::default();
     form.finish_probe(&mut events);
+    writes.durable().await?;
     Ok(([(header::CONTENT_TYPE, "text/event-stream; charset=utf-8")], events.into_bytes()).into_response())
 }
 
@@ -87,7 +88,7 @@ pub async fn input_tokens(
     caller: Caller,
     Body(body): Body<ResponsesRequest>,
 ) -> Result<Response, HttpError> {
-    let before = previous_items(body.previous_response_id.as_deref())?;
+    let before = previous_items(&server, &caller, body.previous_response_id.as_deref()).await?;
     let ConvertedResponse { chat, skipped } = body.into_chat(before)?;
     let input_tokens = count_chat(&server, &caller, chat).await?;
     let response = json(StatusCode::OK, &InputTokens { object: "response.input_tokens", input_tokens });

@@ -28,12 +28,14 @@ const IMPORT_BYTES: usize = 4 << 20;
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub struct ListQuery {
     /// Model name.
     model: Option<String>,
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub struct SlotQuery {
     /// `save`, `restore` or `erase`.
     action: String,

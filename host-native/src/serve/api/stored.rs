@@ -34,6 +34,11 @@ impl Server {
         self.pool.resources().state.as_ref().ok_or_else(none)
     }
 
+    /// Whether there is a state store.
+    pub fn has_state_store(&self) -> bool {
+        self.pool.resources().state.is_some()
+    }
+
     /// Expiry of an answer that is stored now, in milliseconds since 1970.
     pub fn answer_expiry(&self, now: u64) -> u64 {
         let ttl = self.settings().stored_answers_ttl.as_millis();
@@ -200,7 +205,8 @@ async fn read(server: &Server, caller: &Caller, id: &str) -> Result<(Stored, Row
     Ok((Stored::decode(&value).ok_or_else(malformed)?, row, info))
 }
 
-fn raw(body: &RawValue) -> Response {
+/// A response of JSON that is serialised already.
+pub fn raw(body: &RawValue) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], body.get().to_string()).into_response()
 }
 

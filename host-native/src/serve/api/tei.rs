@@ -49,7 +49,10 @@ pub async fn info(State(server): State<Arc<Server>>, caller: Caller) -> Result<R
         model_id: instance.name.to_string(),
         model_sha: Some(Hex(instance.model_sha256).to_string()),
         model_dtype: "gguf",
-        model_type: TeiModelType::Embedding { pooling: pooling.map_or("mean", |pooling| pooling.name()) },
+        model_type: match pooling {
+            Some(Pooling::Rank) => TeiModelType::reranker(instance.model.n_classes()),
+            pooling => TeiModelType::Embedding { pooling: pooling.map_or("mean", |pooling| pooling.name()) },
+        },
         max_concurrent_requests: settings.queue_high,
         max_input_length: instance.embedder.n_ctx,
         max_batch_tokens: instance.embedder.batch_tokens,

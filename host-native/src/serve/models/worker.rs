@@ -444,7 +444,7 @@ impl Worker {
                 .iter()
                 .map(|Queued { job, .. }| Text {
                     tokens: &job.tokens,
-                    pooling,
+                    pooling: job.pooling.unwrap_or(pooling),
                     dimensions: job.dimensions,
                     normalise: true,
                 })

@@ -18,7 +18,7 @@ use crate::serve::config::SettingsFile;
 use crate::tls_provider;
 
 /// Fields of a message that hold no text of its author.
-const NAMES: [&str; 5] = ["role", "type", "name", "id", "tool_call_id"];
+const NAMES: [&str; 7] = ["role", "type", "name", "id", "tool_call_id", "call_id", "status"];
 
 /// What the server does with texts of prompts and answers.
 pub struct TextPolicy {

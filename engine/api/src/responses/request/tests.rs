@@ -63,10 +63,12 @@ fn items_become_chat_messages() {
 
 #[test]
 fn probes_are_empty() {
-    let is_probe = |json: Value| ResponsesRequest::parse_body(json.to_string().as_bytes()).expect("ok").is_probe();
+    let is_probe = |json: Value| ResponsesRequest::parse_body(json.to_string().as_bytes()).expect("ok").is_probe(false);
     assert!(is_probe(json!({ "input": [] })) && is_probe(json!({})));
     assert!(is_probe(json!({ "input": "Hi", "generate": false })));
     assert!(!is_probe(json!({ "input": "Hi" })));
+    let continued = |json: Value| ResponsesRequest::parse_body(json.to_string().as_bytes()).expect("ok").is_probe(true);
+    assert!(!continued(json!({})) && continued(json!({ "generate": false })));
 }
 
 #[test]

@@ -7,15 +7,16 @@ use core::ops::Range;
 use super::lanes::LaneKernel;
 use super::scalar::ScalarKernel;
 use super::softmax_state::{SoftmaxState, scale};
-use super::{AttendScratch, Attention, CHUNK, KvLayout, KvType, MAX_COLUMNS, MAX_HEAD_DIM, PAGE, Span};
+use super::{AttendScratch, Attention, CHUNK, DistanceBias, KvLayer, KvType, MAX_COLUMNS, PAGE, Span};
 use crate::kernels::cpu::Op;
 use crate::kernels::simd::Simd;
 use crate::kernels::{Cpu, SharedOut};
 
-/// A block of consecutive tokens of one sequence, attending through one KV head over a range of chunks.
+/// A block of consecutive tokens of one sequence, attending with some query heads of one KV head over a range of chunks.
 pub(super) struct AttentionBlock<'a> {
     pub(super) of: &'a Attention<'a>,
     pub(super) head: usize,
+    pub(super) query_heads: Range<usize>,
     pub(super) span: &'a Span<'a>,
     /// First row of the block in the batch, and its number of rows.
     pub(super) row: usize,
@@ -28,7 +29,7 @@ pub(super) struct AttentionBlock<'a> {
 /// Output of an [`AttentionBlock`].
 #[derive(Clone, Copy)]
 pub(super) enum BlockOutput<'a> {
-    /// Finished rows, (tokens, n_head, head_dim), from element `at` on.
+    /// Finished rows, (tokens, n_head, value_dim), from element `at` on.
     Rows {
         /// The rows of the whole batch.
         out: SharedOut<'a, f32>,
@@ -45,12 +46,18 @@ pub(super) enum BlockOutput<'a> {
 }
 
 impl AttentionBlock<'_> {
-    pub(super) fn kv(&self) -> &KvLayout {
-        self.of.kv
+    pub(super) fn kv(&self) -> &KvLayer {
+        &self.of.kv
     }
 
+    /// Number of query heads of the block.
     pub(super) fn group(&self) -> usize {
-        self.of.n_head / self.kv().n_head_kv
+        self.query_heads.len()
+    }
+
+    /// The query head of a column.
+    fn query_head(&self, column: usize) -> usize {
+        self.query_heads.start + column % self.group()
     }
 
     /// The tokens of chunk `chunk` that the token at `pos` attends to, relative to the chunk.
@@ -59,13 +66,13 @@ impl AttentionBlock<'_> {
         seen.start.saturating_sub(start).min(CHUNK)..seen.end.saturating_sub(start).min(CHUNK)
     }
 
-    /// Gathers the queries of the block into `q`, (columns, head_dim); rounds them to 13 bits if keys are f16.
+    /// Gathers the queries of the block into `q`, (columns, key_dim); rounds them to 13 bits if keys are f16.
     #[inline(always)]
     fn queries<'q>(&self, k: &impl ChunkKernel, q: &'q mut [f32]) -> &'q [f32] {
-        let (group, d) = (self.group(), self.kv().head_dim);
+        let (group, d) = (self.group(), self.kv().heads.key_dim);
         let q = &mut q[..self.tokens * group * d];
         for (c, q) in q.chunks_exact_mut(d).enumerate() {
-            let at = (self.row + c / group) * self.of.q_stride + (self.head * group + c % group) * d;
+            let at = (self.row + c / group) * self.of.q_stride + self.query_head(c) * d;
             q.copy_from_slice(&self.of.q[at..at + d]);
         }
         if self.kv().kv_type == KvType::F16 {
@@ -74,11 +81,18 @@ impl AttentionBlock<'_> {
         q
     }
 
-    /// ALiBi: `s[t] = s[t] + slope * -|t - pos|` for the scores of a column of the block.
+    /// ALiBi: `s[t] = s[t] + slope * -|t - pos|` for the scores of a column of the block; or a bias by `t - pos`.
     #[inline(always)]
     fn add_distances(&self, chunk: usize, column: usize, pos: usize, s: &mut [f32]) {
+        let head = self.query_head(column);
+        if let Some(DistanceBias { table, max }) = self.of.bias {
+            let table = &table[head * (2 * max + 1)..][..2 * max + 1];
+            for (t, s) in s.iter_mut().enumerate() {
+                *s += table[(chunk * CHUNK + t + max).saturating_sub(pos).min(2 * max)];
+            }
+        }
         let Some(slopes) = self.of.alibi else { return };
-        let slope = slopes[self.head * self.group() + column % self.group()];
+        let slope = slopes[head];
         for (t, s) in s.iter_mut().enumerate() {
             *s += slope * -((chunk * CHUNK + t).abs_diff(pos) as f32);
         }
@@ -95,12 +109,12 @@ impl AttentionBlock<'_> {
 
     /// Keys of this head in the page of token `token` of the chunk.
     pub(super) fn keys(&self, chunk: usize, token: usize) -> &[u8] {
-        &self.page(chunk, token)[self.kv().key_at(self.of.layer, self.head)..][..self.kv().key_bytes()]
+        &self.page(chunk, token)[self.kv().key_at(self.head)..][..self.kv().key_bytes()]
     }
 
     /// Values of this head in the page of token `token` of the chunk.
     pub(super) fn values(&self, chunk: usize, token: usize) -> &[u8] {
-        &self.page(chunk, token)[self.kv().value_at(self.of.layer, self.head)..][..self.kv().value_bytes()]
+        &self.page(chunk, token)[self.kv().value_at(self.head)..][..self.kv().value_bytes()]
     }
 
     /// Runs the block. Blocks with disjoint outputs may run in parallel, each with its own scratch.
@@ -109,10 +123,13 @@ impl AttentionBlock<'_> {
     /// If the block does not fit the layout, the pages or the scratch.
     pub(super) fn run(&self, cpu: Cpu, out: BlockOutput<'_>, scratch: &mut AttendScratch) {
         let (kv, of) = (self.kv(), self.of);
-        assert!(kv.head_dim <= MAX_HEAD_DIM && of.n_head.is_multiple_of(kv.n_head_kv) && self.head < kv.n_head_kv);
-        assert!(self.tokens > 0 && self.tokens * self.group() <= MAX_COLUMNS && of.layer < kv.n_layer);
+        let heads = kv.heads;
+        assert!(heads.is_supported() && of.n_head.is_multiple_of(heads.n) && self.head < heads.n);
+        let group = of.n_head / heads.n;
+        assert!(self.query_heads.start >= self.head * group && self.query_heads.end <= (self.head + 1) * group);
+        assert!(self.tokens > 0 && self.tokens * self.group() <= MAX_COLUMNS);
         assert!(self.span.end().div_ceil(PAGE) <= self.span.pages.len());
-        assert!(scratch.dims >= kv.value_dims(), "scratch made for a smaller head");
+        assert!(scratch.dims >= kv.value_dims().max(heads.key_dim), "scratch made for a smaller head");
         run_chunk_op(cpu, AttendOp { a: self, out, scratch });
     }
 }
@@ -132,7 +149,7 @@ impl<'a> ChunkOp<'a> for AttendOp<'a> {
     #[inline(always)]
     fn run(self, k: &impl ChunkKernel) {
         let a = self.a;
-        let (group, tokens, d, dims) = (a.group(), a.tokens, a.kv().head_dim, a.kv().value_dims());
+        let (group, tokens, d, dims) = (a.group(), a.tokens, a.kv().heads.value_dim, a.kv().value_dims());
         let columns = tokens * group;
         let q = a.queries(k, &mut self.scratch.q);
         let scores = &mut self.scratch.scores[..columns];
@@ -180,7 +197,7 @@ impl<'a> ChunkOp<'a> for AttendOp<'a> {
                 // all scores were NaN: writes a row of NaN, not the old contents of the scratch
                 o.fill(0.0);
             }
-            let (token, head) = (c / group, a.head * group + c % group);
+            let (token, head) = (c / group, a.query_head(c));
             match self.out {
                 BlockOutput::Rows { out, at } => {
                     running.add_sink(a.of.sinks.map(|sinks| sinks[head]), o);
@@ -238,7 +255,7 @@ impl<'a> ChunkOp<'a> for ScoresOp<'a> {
 pub(super) trait ChunkKernel {
     /// `q = narrow(q)`, see `narrow.rs`.
     fn narrow(&self, q: &mut [f32]);
-    /// `scores[c][t]` for the first `n` tokens of the chunk and the queries `q` (columns, head_dim). Scores up to the
+    /// `scores[c][t]` for the first `n` tokens of the chunk and the queries `q` (columns, key_dim). Scores up to the
     /// next whole page are arbitrary.
     fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], wide: &mut [f32]);
     /// `s = cap * tanh(s / cap)`; `s` is a multiple of 16 long.

@@ -15,7 +15,7 @@ use super::super::norm::{VIRTUAL_LANES, max, reduce};
 use super::super::simd::{Simd, each};
 use super::block::{ANY, AttentionBlock, ChunkKernel, F16, F32};
 use super::softmax_state::SoftmaxState;
-use super::{CHUNK, MAX_HEAD_DIM, PAGE, WEIGHT_LOW, WIDE};
+use super::{CHUNK, MAX_LATENT_DIM, PAGE, WEIGHT_LOW, WIDE};
 
 /// Prefetch distance in tokens.
 const PREFETCH_TOKENS: usize = 64;
@@ -124,7 +124,9 @@ impl<S: Simd, const KV: usize> ChunkKernel for LaneKernel<'_, S, KV> {
 
     #[inline(always)]
     fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32], wide: &mut [f32]) {
-        self.touch_lines(tokens.clone().step_by(PAGE).map(|t| self.a.values(chunk, t)));
+        if !self.a.kv().heads.latent {
+            self.touch_lines(tokens.clone().step_by(PAGE).map(|t| self.a.values(chunk, t)));
+        }
         match self.kv_type() {
             F32 => self.float_values::<AsF32, AsF32>(chunk, tokens, p, o, wide),
             _ => self.float_values::<Exact<AsF16>, Exact<AsF32>>(chunk, tokens, p, o, wide),
@@ -140,7 +142,7 @@ impl<S: Simd, const KV: usize> ChunkKernel for LaneKernel<'_, S, KV> {
 impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
     /// Index of the KV type: a constant, unless `KV` is `ANY`.
     #[inline(always)]
-    fn kv_type(&self) -> usize {
+    pub(super) fn kv_type(&self) -> usize {
         if const { KV == ANY } { self.a.kv().kv_type as usize } else { KV }
     }
 
@@ -155,7 +157,7 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
         scores: &mut [[f32; CHUNK]],
         wide: &mut [f32],
     ) {
-        let d = self.a.kv().head_dim;
+        let d = self.a.kv().heads.key_dim;
         let tokens = n.next_multiple_of(PAGE);
         let mut t = 0;
         while t < tokens {
@@ -211,11 +213,16 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
         o: &mut [f32],
         wide: &mut [f32],
     ) {
-        let widen = self.is_worth_widening::<E>(p.len());
+        let latent = self.a.kv().heads.latent;
+        let widen = latent || self.is_worth_widening::<E>(p.len());
         let depth = if widen { WIDE } else { PAGE };
         for t in tokens.clone().step_by(depth) {
             let (n, accumulate) = (depth.min(tokens.end - t), t > tokens.start);
-            if widen {
+            if latent {
+                self.gather_latents(chunk, t..t + n, wide);
+                let values = wide.as_ptr().cast();
+                self.value_tiles::<W>(&ValuePart { values, t, n, depth, accumulate, prefetch: null() }, p, o);
+            } else if widen {
                 for page in (t..t + n).step_by(PAGE) {
                     let group = PAGE * VIRTUAL_LANES * E::BYTES;
                     let groups = self.a.values(chunk, page).chunks_exact(group);
@@ -315,36 +322,42 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
     #[inline(always)]
     fn int8_scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]]) {
         const NC: usize = 4;
-        let (s, a, d) = (self.s, self.a, self.a.kv().head_dim);
-        let groups = d.div_ceil(4);
+        let (s, a, d) = (self.s, self.a, self.a.kv().heads.key_dim);
+        let (groups, (parts, n_parts)) = (d.div_ceil(4), a.kv().heads.scaled_parts());
+        let parts = &parts[..n_parts];
         let (encoding, words) = (S::act_encoding(8), S::act_encoding(8).words());
-        let mut packed = [0u32; MAX_HEAD_DIM / 4 * 2 * NC];
+        let mut packed = [0u32; MAX_LATENT_DIM / 4 * 2 * NC];
         for (c0, scores) in scores.chunks_mut(NC).enumerate() {
-            let (mut zero_points, mut dq) = ([0i32; NC], [0.0; NC]);
+            let (mut zero_points, mut dq) = ([[0i32; NC]; 2], [[0.0; NC]; 2]);
             for c in 0..scores.len() {
-                let mut q8 = [0i8; MAX_HEAD_DIM];
+                let mut q8 = [0i8; MAX_LATENT_DIM];
                 let q = &q[(c0 * NC + c) * d..][..d];
-                dq[c] = quantise_lanes(s, q, &mut q8[..d]);
-                let q8 = &q8[..groups * 4];
-                zero_points[c] = zero_point_term_of_bytes(encoding, q8);
-                write_groups(encoding, q8, NC, c, &mut packed);
+                for (i, part) in parts.iter().enumerate() {
+                    dq[i][c] = quantise_lanes(s, &q[part.clone()], &mut q8[part.clone()]);
+                    let padded = part.start..part.end.next_multiple_of(4);
+                    zero_points[i][c] = zero_point_term_of_bytes(encoding, &q8[padded]);
+                }
+                write_groups(encoding, &q8[..groups * 4], NC, c, &mut packed);
             }
             for t in (0..n).step_by(S::LANES) {
                 let keys = a.keys(chunk, t);
-                // SAFETY: a head's keys are `groups` lines of 64 bytes and 16 scales; `packed` holds `groups` records;
-                // a row of scores holds the vectors of whole pages.
-                unsafe {
-                    let mut dots: [S::Acc; NC] = each!(NC, |c| s.acc::<8>(zero_points[c]));
-                    for g in 0..groups {
-                        let w = s.weights::<8>(s.load_b(keys.as_ptr().add(g * 64 + t % PAGE * 4)));
-                        for (c, dot) in dots.iter_mut().enumerate() {
-                            *dot = s.dot::<8>(*dot, w, s.act::<8>(packed.as_ptr().add((g * NC + c) * words)));
+                for (i, part) in parts.iter().enumerate() {
+                    // SAFETY: a head's keys are `groups` lines of 64 bytes and 16 scales of each part; `packed` holds
+                    // `groups` records; a row of scores holds the vectors of whole pages.
+                    unsafe {
+                        let mut dots: [S::Acc; NC] = each!(NC, |c| s.acc::<8>(zero_points[i][c]));
+                        for g in part.start / 4..part.end.div_ceil(4) {
+                            let w = s.weights::<8>(s.load_b(keys.as_ptr().add(g * 64 + t % PAGE * 4)));
+                            for (c, dot) in dots.iter_mut().enumerate() {
+                                *dot = s.dot::<8>(*dot, w, s.act::<8>(packed.as_ptr().add((g * NC + c) * words)));
+                            }
                         }
-                    }
-                    let dk = s.load(keys.as_ptr().add(groups * 64 + t % PAGE * 4).cast());
-                    for (c, scores) in scores.iter_mut().enumerate() {
-                        let dot = s.to_f32(s.total::<8>(dots[c], zero_points[c]));
-                        s.store(scores.as_mut_ptr().add(t), s.mul(dot, s.mul(dk, s.splat(dq[c]))));
+                        let dk = s.load(keys.as_ptr().add((groups + i) * 64 + t % PAGE * 4).cast());
+                        for (c, scores) in scores.iter_mut().enumerate() {
+                            let dot = s.to_f32(s.total::<8>(dots[c], zero_points[i][c]));
+                            let (score, out) = (s.mul(dot, s.mul(dk, s.splat(dq[i][c]))), scores.as_mut_ptr().add(t));
+                            s.store(out, if i == 0 { score } else { s.add(s.load(out), score) });
+                        }
                     }
                 }
             }
@@ -376,7 +389,7 @@ fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     scores: &mut [[f32; CHUNK]],
     _: ElemType<E>,
 ) {
-    let d = a.kv().head_dim;
+    let d = a.kv().heads.key_dim;
     let tile = F32Tile::<RV> {
         w: each!(RV, |v| (pointers.keys)(v)),
         k: d,

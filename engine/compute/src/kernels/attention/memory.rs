@@ -165,12 +165,12 @@ impl<'a> SharedPages<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::KvType;
+    use super::super::{KvHeads, KvType};
     use super::*;
 
     #[test]
     fn pages_keep_their_contents_in_any_commit_order() {
-        let layout = KvLayout { n_layer: 1, n_head_kv: 1, head_dim: 8, kv_type: KvType::F32 };
+        let layout = KvLayout::new(KvType::F32, [KvHeads::separate(1, 8, 8)]);
         for (n_pages, shift) in [(1, 0), (5, 0), (5, 1), (8, 2), (9, 2), (9, 3), (9, 4)] {
             let mut memory = KvMemory::with_segments(&layout, n_pages, shift).expect("memory");
             assert_eq!(memory.committed_bytes(), 0);

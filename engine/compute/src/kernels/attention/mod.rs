@@ -18,6 +18,7 @@
 mod block;
 mod kv;
 mod lanes;
+mod latent;
 mod memory;
 mod scalar;
 mod softmax_state;
@@ -29,18 +30,18 @@ use core::ops::Range;
 use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
 use block::{AttentionBlock, BlockOutput, ScoresOp, run_chunk_op};
-pub use kv::{KvLayout, KvRows, KvType, MAX_HEAD_DIM, PAGE, Slot, write_kv};
+pub use kv::{KvHeads, KvLayer, KvLayout, KvRows, KvType, MAX_HEAD_DIM, MAX_LATENT_DIM, PAGE, Slot, write_kv};
 pub use memory::KvMemory;
 use softmax_state::{PartRows, combine};
 
 /// Tokens of a chunk.
 pub const CHUNK: usize = 256;
-/// Largest number of query columns (rows of a block x query heads of a KV head) of one task.
+/// Largest number of query columns (rows of a block x query heads of the block) of one task.
 const MAX_COLUMNS: usize = 32;
 /// With f16 values, scores that far below the maximum get weight 0: exp(-77) is above 2^-112 (see `narrow.rs`).
 const WEIGHT_LOW: f32 = -77.0;
-/// Largest number of query heads that share a KV head.
-pub const MAX_GROUP: usize = MAX_COLUMNS;
+/// Largest number of query heads that share a KV head: beyond any known model.
+pub const MAX_GROUP: usize = 256;
 
 /// Consecutive tokens of one sequence, as rows of a batch.
 #[derive(Debug, Clone)]
@@ -75,13 +76,20 @@ pub struct AttentionWindow {
     pub chunk: usize,
 }
 
+/// A bias on the score of each key, by its distance from the query.
+#[derive(Clone, Copy)]
+pub struct DistanceBias<'a> {
+    /// (n_head, 2 * max + 1): biases at distances `-max..=max` of the key, positive for later tokens.
+    pub table: &'a [f32],
+    /// Distances beyond have the bias of this one.
+    pub max: usize,
+}
+
 /// Attention of a whole batch in one layer.
 #[derive(Clone, Copy)]
 pub struct Attention<'a> {
-    /// Layout of the pages.
-    pub kv: &'a KvLayout,
-    /// Index of the layer.
-    pub layer: usize,
+    /// The layer's keys and values in a page.
+    pub kv: KvLayer,
     /// Memory of the pages.
     pub memory: &'a KvMemory,
     /// Number of query heads, a multiple of the KV heads.
@@ -92,9 +100,11 @@ pub struct Attention<'a> {
     pub soft_cap: Option<f32>,
     /// ALiBi (Press et al. 2022): a slope per query head, times the distance in tokens, is subtracted from the scores.
     pub alibi: Option<&'a [f32]>,
+    /// Biases by distance, in models without positions of another kind (T5).
+    pub bias: Option<DistanceBias<'a>>,
     /// A score per query head that takes part in the softmax without a value (gpt-oss).
     pub sinks: Option<&'a [f32]>,
-    /// Queries, (rows, n_head * head_dim), scaled and rotated, `q_stride` floats from one row to the next.
+    /// Queries, (rows, n_head * key_dim), scaled and rotated, `q_stride` floats from one row to the next.
     pub q: &'a [f32],
     /// Floats from one row of `q` to the next.
     pub q_stride: usize,
@@ -108,42 +118,37 @@ const FEW_ROWS: usize = 4;
 
 impl Attention<'_> {
     /// Floats of scratch for partial results, for a batch of `max_seqs` sequences of up to `n_ctx` tokens.
-    pub fn parts_len(kv: &KvLayout, n_head: usize, max_seqs: usize, n_ctx: usize) -> usize {
+    pub fn parts_len(kv: &KvLayer, n_head: usize, max_seqs: usize, n_ctx: usize) -> usize {
         [FEW_ROWS, n_head, n_ctx.div_ceil(CHUNK), kv.part_len()].iter().fold(max_seqs, |n, d| n.saturating_mul(*d))
     }
 
-    /// Computes `out`, (rows, n_head * head_dim). `scratch` must have an element per thread, `parts` be
+    /// Computes `out`, (rows, n_head * value_dim). `scratch` must have an element per thread, `parts` be
     /// [`Attention::parts_len`] long.
     ///
     /// # Panics
     /// If spans overlap or are outside a buffer.
     pub fn run(&self, cpu: Cpu, pool: &dyn Pool, out: &mut [f32], scratch: &mut [AttendScratch], parts: &mut [f32]) {
-        let (kv, width) = (self.kv, self.n_head * self.kv.head_dim);
-        let group = self.n_head / kv.n_head_kv;
+        let (kv, d) = (&self.kv, self.kv.heads.value_dim);
+        let (width, group) = (self.n_head * d, self.n_head / kv.heads.n);
         let block = (MAX_COLUMNS / group).max(1);
-        let stride = group * kv.part_len();
         let (mut all_tasks, mut end, mut part) = (Vec::new(), 0, 0);
         for (i, span) in self.spans.iter().enumerate() {
-            assert!(span.row >= end && (span.row + span.n) * width <= out.len() && group <= MAX_COLUMNS);
+            assert!(span.row >= end && (span.row + span.n) * width <= out.len());
             end = span.row + span.n;
-            for head in 0..kv.n_head_kv {
+            for (head, heads) in (0..kv.heads.n).flat_map(|head| self.query_heads(head).map(move |heads| (head, heads)))
+            {
+                let task =
+                    |token| AttentionTask { span: i, head, heads: heads.clone(), token, n: 1, chunk: None, part: 0 };
                 if span.n <= FEW_ROWS && span.end() > CHUNK {
                     for token in 0..span.n {
                         for chunk in self.chunks(span, token, 1) {
-                            all_tasks.push(AttentionTask { span: i, head, token, n: 1, chunk: Some(chunk), part });
-                            part += stride;
+                            all_tasks.push(AttentionTask { chunk: Some(chunk), part, ..task(token) });
+                            part += heads.len() * kv.part_len();
                         }
                     }
                 } else {
                     let tokens = (0..span.n).step_by(block);
-                    all_tasks.extend(tokens.map(|token| AttentionTask {
-                        span: i,
-                        head,
-                        token,
-                        n: block.min(span.n - token),
-                        chunk: None,
-                        part: 0,
-                    }));
+                    all_tasks.extend(tokens.map(|token| AttentionTask { n: block.min(span.n - token), ..task(token) }));
                 }
             }
         }
@@ -160,7 +165,8 @@ impl Attention<'_> {
                 Some(chunk) => (chunk..chunk + 1, BlockOutput::Part { out: shared, at: u.part }),
                 None => (self.chunks(span, u.token, u.n), BlockOutput::Rows { out: rows, at: row * width }),
             };
-            AttentionBlock { of: self, head: u.head, span, row, tokens: u.n, pos, chunks }.run(cpu, out, scratch);
+            let (head, query_heads) = (u.head, u.heads.clone());
+            AttentionBlock { of: self, head, query_heads, span, row, tokens: u.n, pos, chunks }.run(cpu, out, scratch);
         });
         all_tasks.reverse();
         let mut i = 0;
@@ -170,13 +176,13 @@ impl Attention<'_> {
                 i += 1;
                 continue;
             }
-            let n =
-                all_tasks[i..].iter().take_while(|v| (v.span, v.head, v.token) == (u.span, u.head, u.token)).count();
-            for g in 0..group {
-                let at = (self.spans[u.span].row + u.token) * width + (u.head * group + g) * kv.head_dim;
-                let sink = self.sinks.map(|sinks| sinks[u.head * group + g]);
+            let same = |v: &&AttentionTask| (v.span, &v.heads, v.token) == (u.span, &u.heads, u.token);
+            let (n, stride) = (all_tasks[i..].iter().take_while(same).count(), u.heads.len() * kv.part_len());
+            for (g, head) in u.heads.clone().enumerate() {
+                let at = (self.spans[u.span].row + u.token) * width + head * d;
+                let sink = self.sinks.map(|sinks| sinks[head]);
                 let parts = &parts[u.part + g * kv.part_len()..];
-                combine(cpu, kv, PartRows { parts, stride, n_chunks: n, sink }, &mut out[at..at + kv.head_dim]);
+                combine(cpu, kv, PartRows { parts, stride, n_chunks: n, sink }, &mut out[at..at + d]);
             }
             i += n;
         }
@@ -184,6 +190,13 @@ impl Attention<'_> {
 }
 
 impl Attention<'_> {
+    /// The query heads of a KV head, as many at a time as a block has columns.
+    fn query_heads(&self, head: usize) -> impl Iterator<Item = Range<usize>> {
+        let group = self.n_head / self.kv.heads.n;
+        let end = (head + 1) * group;
+        (head * group..end).step_by(MAX_COLUMNS).map(move |first| first..end.min(first + MAX_COLUMNS))
+    }
+
     /// The positions that the token at `pos` of a span attends to.
     fn attended(&self, span: &Span<'_>, pos: usize) -> Range<usize> {
         pos.saturating_sub(self.window.left).max(pos / self.window.chunk * self.window.chunk)
@@ -200,16 +213,18 @@ impl Attention<'_> {
     /// traces: exactly the numbers that [`Attention::run`] applies the softmax to.
     pub fn scores(&self, cpu: Cpu) -> Vec<Vec<f32>> {
         let mut all = Vec::new();
-        let mut scratch = AttendScratch::new(self.kv);
+        let mut scratch = AttendScratch::new(core::slice::from_ref(&self.kv));
         for span in self.spans {
             for token in 0..span.n {
-                for head in 0..self.kv.n_head_kv {
-                    let pos = span.pos + token;
-                    let chunks = self.chunks(span, token, 1);
-                    let a = AttentionBlock { of: self, head, span, row: span.row + token, tokens: 1, pos, chunks };
-                    let at = all.len();
-                    all.resize(at + a.group(), Vec::new());
-                    run_chunk_op(cpu, ScoresOp { a: &a, scratch: &mut scratch, out: &mut all[at..] });
+                for head in 0..self.kv.heads.n {
+                    for query_heads in self.query_heads(head) {
+                        let (pos, row) = (span.pos + token, span.row + token);
+                        let chunks = self.chunks(span, token, 1);
+                        let a = AttentionBlock { of: self, head, query_heads, span, row, tokens: 1, pos, chunks };
+                        let at = all.len();
+                        all.resize(at + a.group(), Vec::new());
+                        run_chunk_op(cpu, ScoresOp { a: &a, scratch: &mut scratch, out: &mut all[at..] });
+                    }
                 }
             }
         }
@@ -217,11 +232,12 @@ impl Attention<'_> {
     }
 }
 
-/// A task of [`Attention::run`]: tokens `token..token + n` of a span through one KV head, over all chunks, or over one
-/// chunk with its partial results at `part`.
+/// A task of [`Attention::run`]: tokens `token..token + n` of a span with some query heads of one KV head, over all
+/// chunks, or over one chunk with its partial results at `part`.
 struct AttentionTask {
     span: usize,
     head: usize,
+    heads: Range<usize>,
     token: usize,
     n: usize,
     chunk: Option<usize>,
@@ -231,7 +247,7 @@ struct AttentionTask {
 /// Scratch memory of one thread for [`Attention::run`].
 pub struct AttendScratch {
     dims: usize,
-    /// (columns, head_dim)
+    /// (columns, key_dim)
     q: Vec<f32>,
     scores: Vec<[f32; CHUNK]>,
     /// (columns, value_dims): weighted values of the current chunk, and of all chunks so far.
@@ -245,9 +261,9 @@ pub struct AttendScratch {
 const WIDE: usize = 64;
 
 impl AttendScratch {
-    /// Scratch for heads of that layout.
-    pub fn new(kv: &KvLayout) -> AttendScratch {
-        let dims = kv.value_dims();
+    /// Scratch for any of these layers.
+    pub fn new(layers: &[KvLayer]) -> AttendScratch {
+        let dims = layers.iter().map(|kv| kv.value_dims().max(kv.heads.key_dim)).max().unwrap_or(0);
         let rows = || vec![0.0; MAX_COLUMNS * dims];
         AttendScratch {
             dims,

@@ -9,8 +9,9 @@ use super::super::exp::{exp, exp_above};
 use super::super::narrow::{narrow, round13};
 use super::super::norm::{VIRTUAL_LANES, max, reduce};
 use super::block::{AttentionBlock, ChunkKernel};
+use super::latent::{int8_at, int8_scales, int8_value};
 use super::softmax_state::SoftmaxState;
-use super::{CHUNK, KvType, MAX_HEAD_DIM, PAGE, WEIGHT_LOW};
+use super::{CHUNK, KvLayer, KvType, MAX_LATENT_DIM, PAGE, WEIGHT_LOW};
 
 /// [`ChunkKernel`] as plain loops: the definition.
 pub(super) struct ScalarKernel<'a>(pub(super) &'a AttentionBlock<'a>);
@@ -31,9 +32,18 @@ fn read_f16(b: &[u8], i: usize) -> f32 {
     f16_to_f32(u16::from_le_bytes([b[i * 2], b[i * 2 + 1]]))
 }
 
+/// Dimension `d` of the value of token `t`, from the keys of its page.
+fn latent_value(kv: &KvLayer, keys: &[u8], d: usize, t: usize) -> f32 {
+    match kv.kv_type {
+        KvType::F32 => read_f32(keys, d * PAGE + t),
+        KvType::F16 => read_f16(keys, d * PAGE + t),
+        KvType::K8 => int8_value((keys[int8_at(d, t)] ^ 0x80) as i8, read_f32(int8_scales(kv, keys), t)),
+    }
+}
+
 impl ChunkKernel for ScalarKernel<'_> {
     fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], _: &mut [f32]) {
-        let (a, kv, d) = (self.0, self.0.kv(), self.0.kv().head_dim);
+        let (a, kv, d) = (self.0, self.0.kv(), self.0.kv().heads.key_dim);
         for (q, scores) in q.chunks_exact(d).zip(scores) {
             for (t, score) in scores[..n].iter_mut().enumerate() {
                 let keys = a.keys(chunk, t);
@@ -42,11 +52,17 @@ impl ChunkKernel for ScalarKernel<'_> {
                     KvType::F32 => (0..d).fold(0.0, |s, i| s + read_f32(keys, i * PAGE + t) * q[i]),
                     KvType::F16 => (0..d).fold(0.0, |s, i| s + read_f16(keys, i * PAGE + t) * q[i]),
                     KvType::K8 => {
-                        let mut q8 = [0i8; MAX_HEAD_DIM];
-                        let dq = quantise(q, &mut q8[..d]);
-                        let key = |i: usize| i32::from((keys[i / 4 * 64 + t * 4 + i % 4] ^ 0x80) as i8);
-                        let dot: i32 = (0..d).map(|i| key(i) * i32::from(q8[i])).sum();
-                        dot as f32 * (read_f32(&keys[d.next_multiple_of(4) * PAGE..], t) * dq)
+                        let mut q8 = [0i8; MAX_LATENT_DIM];
+                        let key = |i: usize| i32::from((keys[int8_at(i, t)] ^ 0x80) as i8);
+                        let scales = &keys[d.next_multiple_of(4) * PAGE..];
+                        let (parts, n) = kv.heads.scaled_parts();
+                        let mut of_parts = parts.into_iter().take(n).enumerate().map(|(i, part)| {
+                            let dq = quantise(&q[part.clone()], &mut q8[part.clone()]);
+                            let dot: i32 = part.map(|i| key(i) * i32::from(q8[i])).sum();
+                            dot as f32 * (read_f32(scales, i * PAGE + t) * dq)
+                        });
+                        let first = of_parts.next().unwrap_or(0.0);
+                        of_parts.fold(first, |s, part| s + part)
                     }
                 };
             }
@@ -83,6 +99,13 @@ impl ChunkKernel for ScalarKernel<'_> {
         for (p, o) in p.iter().zip(o.chunks_exact_mut(kv.value_dims())) {
             o.fill(0.0);
             for t in tokens.clone() {
+                if kv.heads.latent {
+                    let keys = a.keys(chunk, t);
+                    for (d, o) in o.iter_mut().enumerate() {
+                        *o += p[t] * latent_value(kv, keys, d, t % PAGE);
+                    }
+                    continue;
+                }
                 let values = a.values(chunk, t);
                 for (d, o) in o.iter_mut().enumerate() {
                     let i = (d / VIRTUAL_LANES * PAGE + t % PAGE) * VIRTUAL_LANES + d % VIRTUAL_LANES;

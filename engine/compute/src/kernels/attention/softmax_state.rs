@@ -2,7 +2,7 @@
 
 use super::lanes::blend_lanes;
 use super::scalar::ScalarKernel;
-use super::{KvLayout, MAX_HEAD_DIM};
+use super::{KvLayer, MAX_HEAD_DIM};
 use crate::kernels::Cpu;
 use crate::kernels::cpu::Op;
 use crate::kernels::exp::exp;
@@ -71,9 +71,9 @@ pub(super) struct PartRows<'a> {
 }
 
 /// Merges partial results, chunks ascending, then the sink.
-pub(super) fn combine(cpu: Cpu, kv: &KvLayout, rows: PartRows<'_>, out: &mut [f32]) {
+pub(super) fn combine(cpu: Cpu, kv: &KvLayer, rows: PartRows<'_>, out: &mut [f32]) {
     let PartRows { parts, stride, n_chunks, sink } = rows;
-    assert!(n_chunks > 0 && parts.len() >= (n_chunks - 1) * stride + kv.part_len() && out.len() == kv.head_dim);
+    assert!(n_chunks > 0 && parts.len() >= (n_chunks - 1) * stride + kv.part_len() && out.len() == kv.heads.value_dim);
     cpu.run(Combine { dims: kv.value_dims(), parts, stride, n_chunks, sink, out });
 }
 

@@ -95,7 +95,10 @@ pub fn products(cpu: Cpu, pool: &dyn Pool, jobs: &[MatmulJob<'_>], out: &mut [f3
                     "columns packed for another type of weights"
                 );
             }
-            Columns::Plain(x) => assert!(x.stride >= k, "columns shorter than the rows of the weights"),
+            Columns::Plain(x) => {
+                let is_whole = x.stride >= k && x.x.len() >= (n - 1) * x.stride + k;
+                assert!(is_whole, "columns shorter than the rows of the weights");
+            }
         }
     }
     let all_tasks = split_into_tasks(jobs, pool.threads());

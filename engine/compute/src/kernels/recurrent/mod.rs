@@ -7,8 +7,11 @@
 mod columns;
 pub mod conv;
 pub mod delta_rule;
+pub mod linear_attention;
 pub mod scan;
+pub mod shift;
 mod state;
+pub mod wkv7;
 
 pub use state::{SharedStates, StateMemory};
 

@@ -51,7 +51,7 @@ pub struct Operand<'a> {
 }
 
 impl<'a> Operand<'a> {
-    fn row(&self, row: usize) -> &'a [f32] {
+    pub(super) fn row(&self, row: usize) -> &'a [f32] {
         &self.x[row * self.stride + self.at..]
     }
 }

@@ -23,6 +23,7 @@ use super::super::body::Body;
 use super::super::chat::start_chat;
 use super::super::error::{ApiError, HttpError, json};
 use super::super::text::{TextPrompt, TextRequest, start_text};
+use super::super::writes::Writes;
 
 /// Chat.
 ///
@@ -79,7 +80,8 @@ pub async fn generate(
     let text = start_text(&server, &caller, request, "gen-").await?;
     let clock = SystemClock { start: caller.arrival };
     let form = OllamaForm::new(OllamaEndpoint::Generate, &text.head, text.tokens.len(), clock);
-    let delivery = Delivery { framing: text.options.is_stream().then_some(Framing::JsonLines), size: 0 };
+    let framing = text.options.is_stream().then_some(Framing::JsonLines);
+    let delivery = Delivery { framing, size: 0, writes: Writes::default() };
     let build = |writer: AnswerWriter<OllamaForm<SystemClock>>| writer.into_form().into_response();
     Ok(respond(&text.instance, text.updates, AnswerWriter::new(OutputPlan::default().parser(0), form), delivery, build)
         .await?)

@@ -222,7 +222,7 @@ pub struct PackedActs<'a> {
 /// Rows of f32, `stride` apart; the first elements of each row are a column of a product.
 #[derive(Clone, Copy)]
 pub struct Floats<'a> {
-    /// (n, stride)
+    /// (n, stride); the last row may end after its column.
     pub x: &'a [f32],
     /// Floats from one row to the next, at least the elements of a column.
     pub stride: usize,
@@ -231,11 +231,11 @@ pub struct Floats<'a> {
 impl<'a> Floats<'a> {
     /// Number of rows.
     pub fn n(&self) -> usize {
-        self.x.len() / self.stride
+        self.x.len().div_ceil(self.stride)
     }
 
     pub(in crate::kernels) fn rows(&self, first: usize, end: usize) -> Floats<'a> {
-        Floats { x: &self.x[first * self.stride..end * self.stride], ..*self }
+        Floats { x: &self.x[first * self.stride..self.x.len().min(end * self.stride)], ..*self }
     }
 }
 
@@ -335,7 +335,7 @@ impl PackTile<'_> {
             _ => &mut subset[..parts],
         };
         let words = self.layout.record(self.nc) * self.nc;
-        for (c, row) in self.x.x.chunks_exact(self.x.stride).enumerate() {
+        for (c, row) in self.x.x.chunks(self.x.stride).enumerate() {
             for (x, out) in row[..self.k].chunks_exact(block).zip(self.out.chunks_exact_mut(words)) {
                 let d = quantise(x, q, PartSums { all, subset });
                 // through memory: in registers the compiler would take vectors apart byte by byte

@@ -1,0 +1,102 @@
+//! Experts.
+
+use alloc::format;
+
+use super::MAX_WIDTH;
+use crate::error::LoadError;
+use crate::model::arch::{Arch, Gating};
+use crate::model::keys::Keys;
+
+/// Maximal experts of a layer, and experts per token: beyond any known model.
+const MAX_EXPERTS: u32 = 4096;
+const MAX_EXPERTS_USED: u32 = 64;
+
+/// Parameters of the experts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ExpertsConfig {
+    /// Number of experts per layer.
+    pub n: usize,
+    /// Experts per token.
+    pub n_used: usize,
+    /// Width of an expert's input and output; `n_embd` unless experts work in a latent space.
+    pub width: usize,
+    /// Width of an expert's feed-forward.
+    pub n_ff: usize,
+    /// Width of the shared expert's feed-forward.
+    pub n_ff_shared: usize,
+    /// Whether the weights of the selected experts are normalised to sum to 1.
+    pub normalised: bool,
+    /// Factor on the experts' weights.
+    pub scale: f32,
+    /// How scores become weights.
+    pub gating: Gating,
+    /// Groups of experts, and the number of groups that a token's experts are chosen from.
+    pub groups: Option<(usize, usize)>,
+}
+
+pub(super) fn experts(
+    keys: &Keys<'_, '_>,
+    arch: &Arch,
+    n_embd: usize,
+    n_ff: usize,
+) -> Result<Option<ExpertsConfig>, LoadError> {
+    let n = match keys.u32("expert_count")? {
+        None | Some(0) => return Ok(None),
+        v => keys.in_range("expert_count", v, 1..=MAX_EXPERTS)?,
+    };
+    let (gating, over_selected) = match keys.u32("expert_gating_func")? {
+        None | Some(0) => (arch.gating, false),
+        Some(1) => (Gating::Softmax, false),
+        Some(2) => (Gating::Sigmoid, false),
+        // a softmax over the selected experts is a softmax over all, normalised
+        Some(3) => (Gating::Softmax, true),
+        Some(other) => {
+            let (found, known) = (format!("{other}"), ["softmax", "sigmoid"].into());
+            return Err(LoadError::Unsupported { what: "expert gating function", found, known });
+        }
+    };
+    let groups = match keys.u32("expert_group_count")? {
+        None | Some(0..=1) => None,
+        v => {
+            let n_groups = keys.in_range("expert_group_count", v, 1..=n as u32)?;
+            if n % n_groups != 0 {
+                return Err(keys.wrong("expert_group_count", n_groups, format!("a divisor of expert_count, {n}")));
+            }
+            let used = keys.u32("expert_group_used_count")?;
+            Some((n_groups, keys.in_range("expert_group_used_count", used, 1..=n_groups as u32)?))
+        }
+    };
+    let width = |name: &str| match keys.u32(name)? {
+        None | Some(0) => keys.in_range("feed_forward_length", Some(n_ff as u32), 1..=MAX_WIDTH),
+        v => keys.in_range(name, v, 1..=MAX_WIDTH),
+    };
+    let n_used = keys.size("expert_used_count", 1..=MAX_EXPERTS_USED.min(n as u32))?;
+    if let Some((n_groups, used)) = groups
+        && n_used > used * (n / n_groups)
+    {
+        return Err(keys.wrong("expert_used_count", n_used, "at most the experts of the used groups"));
+    }
+    let expert_ff = width("expert_feed_forward_length")?;
+    let n_ff_shared = match (keys.u32("expert_shared_feed_forward_length")?, keys.u32("expert_shared_count")?) {
+        (None | Some(0), Some(count @ 1..)) => {
+            let n = keys.in_range("expert_shared_count", Some(count), 1..=MAX_EXPERTS)?;
+            keys.in_range("expert_shared_count", Some((n * expert_ff).min(u32::MAX as usize) as u32), 1..=MAX_WIDTH)?
+        }
+        (None | Some(0), _) if arch.shared_as_expert => expert_ff,
+        _ => width("expert_shared_feed_forward_length")?,
+    };
+    Ok(Some(ExpertsConfig {
+        n,
+        n_used,
+        width: match keys.u32("moe_latent_size")? {
+            None | Some(0) => n_embd,
+            v => keys.in_range("moe_latent_size", v, 1..=MAX_WIDTH)?,
+        },
+        n_ff: expert_ff,
+        n_ff_shared,
+        gating,
+        groups,
+        normalised: over_selected || keys.bool("expert_weights_norm")?.unwrap_or(arch.normalised_experts),
+        scale: keys.optional("expert_weights_scale")?.unwrap_or(1.0),
+    }))
+}

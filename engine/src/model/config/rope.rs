@@ -1,0 +1,79 @@
+//! RoPE variants.
+
+use alloc::format;
+use alloc::vec::Vec;
+
+use crate::error::LoadError;
+use crate::model::arch::{Arch, LocalRope, Sections};
+use crate::model::keys::Keys;
+use crate::model::rotary::{RopeConfig, Scaling};
+
+/// The RoPE variants of global and of local layers, whose keys have these dimensions.
+pub(super) fn rotations(
+    keys: &Keys<'_, '_>,
+    arch: &Arch,
+    n_ctx_train: usize,
+    key_dims: [Option<usize>; 2],
+) -> Result<(RopeConfig, RopeConfig), LoadError> {
+    let base = keys.above("rope.freq_base", 1.0, 10_000.0)?;
+    let name = "rope.dimension_count";
+    let [n_rot, near_n_rot] = match key_dims {
+        [Some(dim), None] => [rotated(keys, name, dim, dim)?; 2],
+        [None, Some(dim)] => [rotated(keys, name, dim, dim)?; 2],
+        [Some(dim), Some(near)] => {
+            let n_rot = rotated(keys, name, dim, dim)?;
+            [n_rot, rotated(keys, "rope.dimension_count_swa", n_rot.min(near), near)?]
+        }
+        [None, None] => [0; 2],
+    };
+    let scaling = Some(Scaling::read(keys, n_ctx_train, arch)?);
+    let global = RopeConfig { base, scaling, n_rot, unrotated: unrotated(keys, arch.sections, n_rot / 2)? };
+    if key_dims[1].is_none() {
+        let near = global.clone();
+        return Ok((halved(global, arch), near));
+    }
+    let near = match arch.local_rope {
+        LocalRope::Same => global.clone(),
+        LocalRope::Unscaled => RopeConfig { base, ..RopeConfig::default() },
+        LocalRope::Base(base) => RopeConfig { base, ..RopeConfig::default() },
+    };
+    let near = RopeConfig {
+        base: keys.above("rope.freq_base_swa", 1.0, near.base)?,
+        n_rot: near_n_rot,
+        unrotated: unrotated(keys, arch.sections, near_n_rot / 2)?,
+        ..near
+    };
+    Ok((halved(global, arch), near))
+}
+
+/// The variant of global layers, which may rotate half of the elements that the file states.
+fn halved(global: RopeConfig, arch: &Arch) -> RopeConfig {
+    let n_rot = if arch.half_rotary { global.n_rot / 4 * 2 } else { global.n_rot };
+    RopeConfig { n_rot, ..global }
+}
+
+/// Leading elements of a head of `dim` elements that RoPE rotates.
+fn rotated(keys: &Keys<'_, '_>, name: &str, default: usize, dim: usize) -> Result<usize, LoadError> {
+    let n_rot = keys.in_range(name, keys.u32(name)?.or(Some(default as u32)), 0..=dim as u32)?;
+    if !n_rot.is_multiple_of(2) {
+        return Err(keys.wrong(name, n_rot, "an even number"));
+    }
+    Ok(n_rot)
+}
+
+/// The pairs of a head that do not rotate in text: those of the fourth section of multimodal RoPE.
+fn unrotated(keys: &Keys<'_, '_>, kind: Sections, n_pairs: usize) -> Result<Vec<usize>, LoadError> {
+    let name = "rope.dimension_sections";
+    let Some(sections) = keys.u32_array(name)?.filter(|_| kind != Sections::None) else { return Ok(Vec::new()) };
+    let sum = sections.iter().fold(0u32, |sum, n| sum.saturating_add(*n)) as usize;
+    let [a, b, c] = match sections[..] {
+        [a, b, c, ..] if sum == n_pairs => [a, b, c].map(|n| n as usize),
+        _ => return Err(keys.wrong(name, format!("{sections:?}"), format!("sections of {n_pairs} pairs"))),
+    };
+    let is_still = |i: &usize| match kind {
+        Sections::None => false,
+        Sections::Blocks => *i >= a + b + c,
+        Sections::Interleaved => *i >= 3 * [a, b, c][i % 3],
+    };
+    Ok((0..n_pairs).filter(is_still).collect())
+}

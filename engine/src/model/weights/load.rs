@@ -1,0 +1,433 @@
+//! Assembles the weights from the tensors of a file.
+
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::{
+    AltUp, AltUpProjections, AttentionWeights, ChannelMix, Dense, Experts, FeedForward, Laurel, Layer, LayerEmbedding,
+    LayerEmbeddings, Linear, LinearGroup, Mixer, Norm, Recurrent, ResidualOrder, RopeDivisors, SharedExpert, Weights,
+};
+use crate::error::LoadError;
+use crate::math::{ln, sqrt};
+use crate::model::classifier::Classifier;
+use crate::model::config::{Config, MixerKind};
+use crate::model::loader::LoadedTensors;
+use crate::model::mixers::LatentWeights;
+use crate::model::projection;
+use crate::model::roles::tensor_error;
+
+impl Weights {
+    /// Takes the tensors of a file and assembles the weights.
+    ///
+    /// # Errors
+    /// [`LoadError`] of a tensor that is missing, or whose shape does not fit another's.
+    pub(in crate::model) fn new(tensors: &mut LoadedTensors, c: &Config) -> Result<Weights, LoadError> {
+        let mut layers = (0..c.n_blocks()).map(|i| layer(tensors, c, i)).collect::<Result<Vec<_>, _>>()?;
+        share_biases(c, &mut layers)?;
+        // without this norm a block is parallel: all layers must have it, or none
+        let lacks_norm = |l: &Layer| l.ffn_norm.is_none() && !matches!(l.ffn, FeedForward::None);
+        if layers.iter().any(|l| l.ffn_norm.is_some())
+            && let Some(i) = layers.iter().position(lacks_norm)
+        {
+            return Err(missing(&format!("blk.{i}.ffn_norm.weight")));
+        }
+        let divisors = |tensors: &mut LoadedTensors, name: &str| tensors.optional(&format!("rope_{name}.weight"));
+        let rope_divisors =
+            match (divisors(tensors, "freqs"), divisors(tensors, "factors_short"), divisors(tensors, "factors_long")) {
+                (Some(all), ..) => RopeDivisors::All(all),
+                (None, Some(short), Some(long)) => RopeDivisors::ByContext { short, long },
+                _ => RopeDivisors::None,
+            };
+        Ok(Weights {
+            embedding: tensors.matrix("token_embd.weight")?,
+            token_types: if tensors.has("token_types.weight") {
+                Some(tensors.matrix("token_types.weight")?)
+            } else {
+                None
+            },
+            low_state: tensors.optional("hrm.z_l_init"),
+            altup: match (tensors.matrices("altup_proj.weight"), tensors.matrices("altup_unembd_proj.weight")) {
+                (Some(split), Some(merge)) => Some(AltUpProjections { split, merge }),
+                _ => None,
+            },
+            layer_embeddings: match c.n_embd_layer {
+                0 => None,
+                _ => Some(LayerEmbeddings {
+                    table: tensors.matrix("per_layer_token_embd.weight")?,
+                    proj: linear(tensors, "per_layer_model_proj")?,
+                    norm: required_norm(tensors, "per_layer_proj_norm")?,
+                }),
+            },
+            embedding_norm: norm(tensors, "token_embd_norm")?.or(plain(c.arch.plain_embedding_norm, c.n_embd)),
+            positions: if c.learned_positions { Some(tensors.matrix("position_embd.weight")?) } else { None },
+            layers,
+            final_norm: norm(tensors, "output_norm")?.or(plain(c.arch.plain_norms, c.n_embd)),
+            output_bias: tensors.optional("output.bias"),
+            output: if tensors.has("output.weight") { Some(tensors.matrix("output.weight")?) } else { None },
+            rope_divisors,
+            projections: projections(tensors, c.n_embd)?,
+            classifier: Classifier::load(tensors, c)?,
+        })
+    }
+}
+
+pub(in crate::model) fn missing(name: &str) -> LoadError {
+    LoadError::MissingTensor { name: name.into() }
+}
+
+pub(in crate::model) fn linear(tensors: &mut LoadedTensors, name: &str) -> Result<Linear, LoadError> {
+    let (w, bias) = (tensors.matrix(&format!("{name}.weight"))?, tensors.optional(&format!("{name}.bias")));
+    match &bias {
+        Some(b) if b.len() != w.rows() => Err(tensor_error(
+            &format!("{name}.bias"),
+            &format!("shape [{}]", b.len()),
+            &format!("shape [{}]", w.rows()),
+        )),
+        _ => Ok(Linear { w, bias }),
+    }
+}
+
+pub(in crate::model) fn norm(tensors: &mut LoadedTensors, name: &str) -> Result<Option<Norm>, LoadError> {
+    let bias = tensors.optional(&format!("{name}.bias"));
+    let weight = format!("{name}.weight");
+    // in files of some families a norm is named without the suffix
+    match (tensors.vector(&weight).or_else(|| tensors.vector(name)), bias) {
+        (Some((weight, width)), bias) => Ok(Some(Norm { weight, bias, eps: None, width })),
+        (None, None) => Ok(None),
+        (None, Some(_)) => Err(missing(&weight)),
+    }
+}
+
+/// A norm without weights: a factor of 1 changes no bit.
+fn plain(exists: bool, width: usize) -> Option<Norm> {
+    exists.then(|| Norm { weight: vec![1.0; width], bias: None, eps: None, width })
+}
+
+/// A norm that must be there.
+pub(in crate::model) fn required_norm(tensors: &mut LoadedTensors, name: &str) -> Result<Norm, LoadError> {
+    norm(tensors, name)?.ok_or_else(|| missing(&format!("{name}.weight")))
+}
+
+/// Values with rows and columns exchanged.
+pub(in crate::model) fn transposed(tensors: &mut LoadedTensors, name: &str) -> Result<Vec<f32>, LoadError> {
+    let (values, width) = tensors.vector(name).ok_or_else(|| missing(name))?;
+    Ok((0..width).flat_map(|i| values.iter().skip(i).step_by(width).copied()).collect())
+}
+
+/// The projections of pooled embeddings; each has as many columns as the one before has rows.
+fn projections(tensors: &mut LoadedTensors, mut width: usize) -> Result<Vec<Linear>, LoadError> {
+    let mut all = Vec::new();
+    for name in projection::NAMES {
+        let weight = format!("{name}.weight");
+        if !tensors.has(&weight) {
+            continue;
+        }
+        let projection = linear(tensors, name)?;
+        let (k, rows) = (projection.w.k(), projection.w.rows());
+        if k != width {
+            return Err(tensor_error(&weight, &format!("shape [{k}, {rows}]"), &format!("shape [{width}, {rows}]")));
+        }
+        width = rows;
+        all.push(projection);
+    }
+    Ok(all)
+}
+
+/// A norm of heads, with a factor per element if the file has one per head.
+fn per_element(norm: Norm, dim: usize) -> Norm {
+    if norm.width > 1 || norm.bias.is_some() {
+        return norm;
+    }
+    let weight = norm.weight.iter().flat_map(|w| core::iter::repeat_n(*w, dim)).collect();
+    Norm { weight, width: dim, ..norm }
+}
+
+/// Biases by distance, (n_head, 2 * max + 1), from those of buckets, (buckets, n_head). Half of the buckets are for later
+/// tokens. Half of those have one distance each, the others ranges that grow with the logarithm (T5).
+fn distance_biases(values: &[f32], n_head: usize, max: usize) -> Vec<f32> {
+    let n = values.len() / n_head / 2;
+    let exact = (n / 2).max(1);
+    let bucket = |i: usize| {
+        let distance = i.abs_diff(max);
+        let bucket = match distance < exact {
+            true => distance,
+            false => {
+                // in single precision, as the model's makers
+                let log = |x: f64| ln(x) as f32;
+                let part = log((distance as f32 / exact as f32).into()) / log(max as f64 / exact as f64);
+                (exact + (part * (n - exact) as f32) as usize).min(n - 1)
+            }
+        };
+        bucket + if i > max { n } else { 0 }
+    };
+    (0..n_head).flat_map(|h| (0..2 * max + 1).map(move |i| values[bucket(i) * n_head + h])).collect()
+}
+
+fn attention(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<AttentionWeights, LoadError> {
+    let name = |part: &str| format!("blk.{i}.{part}");
+    let config = c.block(i);
+    let (heads, owns_kv) = (&config.heads, config.owns_kv);
+    let has_values = tensors.has(&name("attn_v.weight")) || tensors.has(&name("attn_qkv.weight"));
+    let values_from_keys = owns_kv && c.arch.values_from_keys && !has_values;
+    if values_from_keys && heads.key_dim != heads.value_dim {
+        return Err(missing(&name("attn_v.weight")));
+    }
+    let mut qkv = if tensors.has(&name("attn_qkv.weight")) {
+        let parts = [c.q_rows(heads), heads.k_width(), heads.v_width()];
+        LinearGroup::fused(linear(tensors, &name("attn_qkv"))?, &parts)
+    } else {
+        let mut group = LinearGroup::separate(vec![linear(tensors, &name("attn_q"))?]);
+        if owns_kv {
+            group.push(linear(tensors, &name("attn_k"))?);
+        }
+        if owns_kv && !values_from_keys {
+            group.push(linear(tensors, &name("attn_v"))?);
+        } else if owns_kv {
+            group.reserve(heads.v_width());
+        }
+        group
+    };
+    let kv_at = match qkv.part_starts[..] {
+        [_, k_at, v_at, ..] => [k_at, v_at],
+        _ => [0; 2],
+    };
+    let gate_at = tensors.has(&name("attn_gate.weight")).then_some(qkv.stride);
+    if gate_at.is_some() {
+        qkv.push(linear(tensors, &name("attn_gate"))?);
+    }
+    let head_norm = || plain(c.plain_head_norms && config.rope.is_some(), heads.key_dim);
+    Ok(AttentionWeights {
+        qkv,
+        kv_at,
+        gate_at,
+        values_from_keys,
+        v_norm: plain(c.arch.plain_value_norm, heads.value_dim),
+        attn_sub_norm: norm(tensors, &name("attn_sub_norm"))?,
+        distance_bias: match tensors.vector(&name("attn_rel_b.weight")) {
+            Some((values, n_head)) => Some(distance_biases(&values, n_head, c.arch.relative_distance)),
+            None => None,
+        },
+        sinks: tensors.optional(&name("attn_sinks.weight")),
+        q_norm: norm(tensors, &name("attn_q_norm"))?.map(|n| per_element(n, heads.key_dim)).or_else(head_norm),
+        k_norm: norm(tensors, &name("attn_k_norm"))?.map(|n| per_element(n, heads.key_dim)).or_else(head_norm),
+        o: linear(tensors, &name("attn_output"))?,
+    })
+}
+
+/// Layers without biases by distance have those of the first.
+fn share_biases(c: &Config, layers: &mut [Layer]) -> Result<(), LoadError> {
+    let mut first: Option<Vec<f32>> = None;
+    for (i, layer) in layers.iter_mut().enumerate().filter(|_| c.relative_buckets > 0) {
+        let Mixer::Attention(a) = &mut layer.mixer else { continue };
+        let len = c.block(i).heads.n_head * (2 * c.arch.relative_distance + 1);
+        if a.distance_bias.is_none() {
+            a.distance_bias = first.clone().filter(|biases| biases.len() == len);
+        }
+        match &a.distance_bias {
+            None => return Err(missing(&format!("blk.{i}.attn_rel_b.weight"))),
+            Some(biases) if first.is_none() => first = Some(biases.clone()),
+            Some(_) => {}
+        }
+    }
+    Ok(())
+}
+
+fn mixer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Mixer, LoadError> {
+    let kind = c.block(i).mixer;
+    let recurrent = match c.recurrent.as_ref().filter(|_| kind.is_recurrent()) {
+        Some(config) => Some(Recurrent::load(config, tensors, i)?),
+        None => None,
+    };
+    if let Some(sizes) = c.block(i).heads.latent {
+        return Ok(Mixer::Latent(Box::new(LatentWeights::load(c.block(i), sizes, tensors, i)?)));
+    }
+    let attention = if kind.has_attention() { Some(attention(tensors, c, i)?) } else { None };
+    if kind == MixerKind::Linear {
+        return Ok(Mixer::Linear(Box::new(linear(tensors, &format!("blk.{i}.attn_output"))?)));
+    }
+    Ok(match (attention, recurrent) {
+        (Some(a), Some(r)) => Mixer::Both(Box::new((a, r))),
+        (Some(a), None) => Mixer::Attention(Box::new(a)),
+        (None, Some(r)) => Mixer::Recurrent(r),
+        (None, None) => Mixer::None,
+    })
+}
+
+fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, LoadError> {
+    let name = |part: &str| format!("blk.{i}.{part}");
+    let mixer = mixer(tensors, c, i)?;
+    let mut attn_norm = norm(tensors, &name("attn_norm"))?.or(plain(c.arch.plain_norms, c.n_embd));
+    let mut ffn_norm = norm(tensors, &name("ffn_norm"))?.or(plain(c.arch.plain_norms, c.n_embd));
+    if c.arch.swapped_norms && ffn_norm.is_some() {
+        core::mem::swap(&mut attn_norm, &mut ffn_norm);
+    }
+    let ffn = match &c.experts {
+        _ if !c.block(i).has_ffn => FeedForward::None,
+        Some(e) if tensors.has(&name("ffn_gate_inp.weight")) => {
+            FeedForward::Experts(Box::new(experts(tensors, c, (e.n, c.block(i).n_ff), &name)?))
+        }
+        _ if tensors.has(&name("channel_mix_key.weight")) => {
+            FeedForward::ChannelMix(Box::new(ChannelMix::load(tensors, &name)?))
+        }
+        _ => FeedForward::Dense(Box::new(dense(tensors, c.block(i).n_ff, "", &name)?)),
+    };
+    let is_partial = matches!(mixer, Mixer::None) || matches!(ffn, FeedForward::None);
+    if matches!(mixer, Mixer::None) && ffn_norm.is_none() {
+        ffn_norm = attn_norm.take();
+    }
+    // a block is parallel if it has one norm for both sub-layers, or if the metadata says so
+    let has_one_norm = attn_norm.is_some() && ffn_norm.is_none() && !is_partial;
+    let parallel = !c.arch.post_norm && (c.parallel_residual || has_one_norm);
+    if parallel && attn_norm.is_none() {
+        return Err(missing(&name("attn_norm.weight")));
+    }
+    for part in ["post_attention_norm.weight", "post_ffw_norm.weight"].map(name) {
+        if parallel && tensors.has(&part) {
+            let found = "a norm after a sub-layer of a parallel block";
+            return Err(tensor_error(&part, found, "no such norm where attention and feed-forward are parallel"));
+        }
+    }
+    let order = match (norm(tensors, &name("attn_output_norm"))?, norm(tensors, &name("layer_output_norm"))?) {
+        (Some(attn), Some(ffn)) => ResidualOrder::PostNorm([attn, ffn]),
+        _ if parallel => ResidualOrder::Parallel,
+        _ if c.n_altup > 0 => ResidualOrder::AltUp(Box::new(altup(tensors, &name)?)),
+        _ if c.arch.normed_residual => ResidualOrder::Normed,
+        _ => ResidualOrder::Serial,
+    };
+    let embedding = match c.n_embd_layer {
+        0 => None,
+        _ => Some(LayerEmbedding {
+            gate: linear(tensors, &name("inp_gate"))?,
+            proj: linear(tensors, &name("proj"))?,
+            norm: required_norm(tensors, &name("post_norm"))?,
+        }),
+    };
+    let output_scale = tensors.optional(&name("layer_output_scale.weight")).and_then(|v| v.first().copied());
+    let with_eps = |norm: Norm| Norm { eps: c.arch.post_norm_eps, ..norm };
+    Ok(Layer {
+        order,
+        mixer,
+        second_norm: norm(tensors, &name("attn_norm_2"))?,
+        post_attn_norm: norm(tensors, &name("post_attention_norm"))?.map(with_eps),
+        ffn,
+        post_ffn_norm: norm(tensors, &name("post_ffw_norm"))?.map(with_eps),
+        embedding,
+        output_scale: output_scale.filter(|_| !c.arch.embedding_skips),
+        embedding_skip: output_scale.filter(|_| c.arch.embedding_skips),
+        attn_norm,
+        ffn_norm,
+    })
+}
+
+fn altup(tensors: &mut LoadedTensors, name: &dyn Fn(&str) -> String) -> Result<AltUp, LoadError> {
+    let laurel = Laurel {
+        left: linear(tensors, &name("laurel_l"))?,
+        right: linear(tensors, &name("laurel_r"))?,
+        norm: required_norm(tensors, &name("laurel_post_norm"))?,
+    };
+    if laurel.left.w.rows() != laurel.right.w.k() {
+        let [found, expected] = [laurel.right.w.k(), laurel.left.w.rows()].map(|rank| format!("rank {rank}"));
+        return Err(tensor_error(&name("laurel_r.weight"), &found, &format!("{expected}, that of laurel_l.weight")));
+    }
+    Ok(AltUp {
+        router_norm: required_norm(tensors, &name("altup_router_norm"))?,
+        router: linear(tensors, &name("altup_router"))?,
+        predict: tensors.required(&name("altup_predict_coef.weight"))?,
+        correct: tensors.required(&name("altup_correct_coef.weight"))?,
+        correct_scale: tensors.required(&name("altup_correct_scale.weight"))?,
+        laurel,
+    })
+}
+
+/// A dense feed-forward whose tensor names end in `suffix`.
+fn dense(
+    tensors: &mut LoadedTensors,
+    n_ff: usize,
+    suffix: &str,
+    name: &dyn Fn(&str) -> String,
+) -> Result<Dense, LoadError> {
+    let gate = name(&format!("ffn_gate{suffix}"));
+    let has_gate = tensors.has(&format!("{gate}.weight"));
+    let up_name = name(&format!("ffn_up{suffix}"));
+    let up = linear(tensors, &up_name)?;
+    let fused = up.w.rows() == 2 * n_ff;
+    let up = match (has_gate, fused) {
+        (true, false) => LinearGroup::separate(vec![linear(tensors, &gate)?, up]),
+        (false, true) => LinearGroup::fused(up, &[n_ff, n_ff]),
+        (false, false) => LinearGroup::separate(vec![up]),
+        (true, true) => {
+            let found = format!("{} rows beside `{gate}.weight`", 2 * n_ff);
+            return Err(tensor_error(&format!("{up_name}.weight"), &found, &format!("{n_ff} rows")));
+        }
+    };
+    let sub_norm = if suffix.is_empty() { norm(tensors, &name("ffn_sub_norm"))? } else { None };
+    Ok(Dense { up, sub_norm, down: linear(tensors, &name(&format!("ffn_down{suffix}")))? })
+}
+
+fn experts(
+    tensors: &mut LoadedTensors,
+    c: &Config,
+    (n, n_ff): (usize, usize),
+    name: &dyn Fn(&str) -> String,
+) -> Result<Experts, LoadError> {
+    let fused = tensors.matrices(&name("ffn_gate_up_exps.weight"));
+    let mut stack = |part: &str| match tensors.matrices(&name(&format!("{part}_exps.weight"))) {
+        Some(all) => Ok(all),
+        None => (0..n).map(|i| tensors.matrix(&name(&format!("{part}.{i}.weight")))).collect(),
+    };
+    let is_separate = fused.is_none() && !c.arch.plain_experts;
+    let gate = if is_separate { stack("ffn_gate")? } else { Vec::new() };
+    let up = if let Some(fused) = fused { fused } else { stack("ffn_up")? };
+    let down = stack("ffn_down")?;
+    let biases = ["gate", "up", "down"].map(|part| tensors.optional(&name(&format!("ffn_{part}_exps.bias"))));
+    let shared_gate = name("ffn_gate_inp_shexp");
+    let shared = if tensors.has(&name("ffn_up_shexp.weight")) {
+        let gate = match tensors.has(&format!("{shared_gate}.weight")) {
+            true => Some(linear(tensors, &shared_gate)?),
+            false => None,
+        };
+        // a shared expert is never fused, so its width must not match `2 * n_ff`
+        Some(SharedExpert { gate, ffn: dense(tensors, usize::MAX / 2, "_shexp", name)?, post_norm: None })
+    } else if c.arch.dense_beside_experts && tensors.has(&name("ffn_up.weight")) {
+        Some(SharedExpert {
+            gate: None,
+            ffn: dense(tensors, n_ff, "", name)?,
+            post_norm: norm(tensors, &name("post_ffw_norm_1"))?,
+        })
+    } else {
+        None
+    };
+    let input_norm = match norm(tensors, &name("ffn_norm_exps"))? {
+        None => norm(tensors, &name("pre_ffw_norm_2"))?,
+        norm => norm,
+    };
+    let router_norm = tensors.optional(&name("ffn_gate_inp.scale")).map(|mut weight| {
+        let factor = 1.0 / sqrt(c.n_embd as f32);
+        weight.iter_mut().for_each(|w| *w *= factor);
+        Norm { weight, bias: None, eps: None, width: c.n_embd }
+    });
+    let selection_bias = tensors.optional(&name("exp_probs_b.bias"));
+    let width = c.experts.map_or(c.n_embd, |e| e.width);
+    let latent = if width != c.n_embd || tensors.has(&name("ffn_latent_down.weight")) {
+        Some([linear(tensors, &name("ffn_latent_down"))?, linear(tensors, &name("ffn_latent_up"))?])
+    } else {
+        None
+    };
+    Ok(Experts {
+        router: linear(tensors, &name("ffn_gate_inp"))?,
+        selection_bias,
+        gate,
+        up,
+        down,
+        latent,
+        input_norm,
+        router_norm,
+        post_norm: norm(tensors, &name("post_ffw_norm_2"))?,
+        output_scale: tensors.optional(&name("ffn_down_exps.scale")),
+        biases,
+        shared,
+    })
+}
