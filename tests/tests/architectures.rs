@@ -73,6 +73,7 @@ const SUPPORTED: &[&str] = &[
     "granitemoe",
     "granitemoe-moe",
     "grok",
+    "grovemoe",
     "hrm_text",
     "hunyuan-dense",
     "hunyuan-moe",

@@ -148,7 +148,14 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "rwkv7", aliases: FALCON, ..RWKV },
     RWKV,
     Arch { name: "kimi-linear", rotated: Rotated::None, ..BASE },
-    Arch { name: "bailingmoe3", positive_decay_factors: true, rope: Some(RopeStyle::Interleaved), ..RAW_EXPERTS },
+    Arch {
+        name: "bailingmoe3",
+        rope: Some(RopeStyle::Interleaved),
+        sections: Sections::Refused,
+        positive_decay_factors: true,
+        required: &["kda.gate_lower_bound"],
+        ..RAW_EXPERTS
+    },
     Arch { name: "jamba", normalised_experts: false, ..MAMBA },
     Arch { name: "falcon-h1", ..BASE },
     Arch { name: "granitehybrid", rotated: Rotated::IfFinetuned, ..GRANITE },

@@ -256,6 +256,8 @@ pub enum ExpertInput {
 pub enum Sections {
     /// All pairs rotate.
     None,
+    /// A file with sections is refused: they would change which elements are pairs.
+    Refused,
     /// Section after section (Qwen2-VL).
     Blocks,
     /// By turns: pair i belongs to section i mod 3 while that has pairs left, then to the fourth (Qwen3-VL).

@@ -66,12 +66,15 @@ fn unrotated(keys: &Keys<'_, '_>, kind: Sections, n_pairs: usize) -> Result<Vec<
     let name = "rope.dimension_sections";
     let Some(sections) = keys.u32_array(name)?.filter(|_| kind != Sections::None) else { return Ok(Vec::new()) };
     let sum = sections.iter().fold(0u32, |sum, n| sum.saturating_add(*n)) as usize;
+    if kind == Sections::Refused {
+        return Err(keys.wrong(name, format!("{sections:?}"), "no such key"));
+    }
     let [a, b, c] = match sections[..] {
         [a, b, c, ..] if sum == n_pairs => [a, b, c].map(|n| n as usize),
         _ => return Err(keys.wrong(name, format!("{sections:?}"), format!("sections of {n_pairs} pairs"))),
     };
     let is_still = |i: &usize| match kind {
-        Sections::None => false,
+        Sections::None | Sections::Refused => false,
         Sections::Blocks => *i >= a + b + c,
         Sections::Interleaved => *i >= 3 * [a, b, c][i % 3],
     };

@@ -61,6 +61,9 @@ impl KdaConfig {
             }
             bound => bound.map(|bound| (bound, if arch.positive_decay_factors { 1.0 } else { -1.0 })),
         };
+        if lower_bound.is_some() && keys.bool("kda.safe_gate")? == Some(false) {
+            return Err(keys.wrong("kda.safe_gate", false, "true, as the file has kda.gate_lower_bound"));
+        }
         Ok(KdaConfig { n_head, head_dim, conv: keys.size("ssm.conv_kernel", 1..=MAX_CONV)?, lower_bound })
     }
 
