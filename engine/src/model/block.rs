@@ -193,7 +193,7 @@ impl ForwardPass<'_, '_> {
     }
 
     /// `y = mixer(x)` of layer `i`. Writes keys, values and recurrent states to `memory`.
-    fn mixer(
+    pub(super) fn mixer(
         &mut self,
         i: usize,
         SubLayerRows { x, y }: SubLayerRows<'_>,

@@ -12,6 +12,7 @@ pub mod loader;
 pub mod mixers;
 mod projection;
 mod recommended;
+mod residual_attention;
 
 pub(crate) mod roles;
 pub mod rotary;

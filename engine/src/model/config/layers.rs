@@ -101,7 +101,7 @@ pub(super) fn layers(
                 Swiglu::Limited(limit) if expert_limits[i] == 0.0 => limit,
                 _ => expert_limits[i],
             },
-            output_scale: if rescale > 0 && (i + 1) % rescale == 0 { 0.5 } else { 1.0 },
+            output_scale: (rescale > 0 && (i + 1) % rescale == 0).then_some(0.5),
             xielu: xielu.as_ref().map(|all| all[i]),
             shared_limit: shared_limits[i],
             mixer: kinds[i].mixer,

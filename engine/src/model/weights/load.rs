@@ -59,6 +59,7 @@ impl Weights {
             positions: if c.learned_positions { Some(tensors.matrix("position_embd.weight")?) } else { None },
             layers,
             final_norm: norm(tensors, "output_norm")?.or(plain(c.arch.plain_norms, c.n_embd)),
+            residual_score: tensors.optional("output_res_score.weight"),
             output_bias: tensors.optional("output.bias"),
             output: if tensors.has("output.weight") { Some(tensors.matrix("output.weight")?) } else { None },
             rope_divisors,
@@ -235,6 +236,10 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
         (Some(attn), Some(ffn)) => ResidualOrder::PostNorm([attn, ffn]),
         _ if parallel => ResidualOrder::Parallel,
         _ if c.arch.normed_residual => ResidualOrder::Normed,
+        _ if c.residual_block > 0 => {
+            let [attn, ffn] = ["attn_res_score.weight", "ffn_res_score.weight"].map(|p| tensors.required(&name(p)));
+            ResidualOrder::Attended([attn?, ffn?])
+        }
         _ => ResidualOrder::Serial,
     };
     let embedding = match c.n_embd_layer {
@@ -254,7 +259,10 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
         ffn,
         post_ffn_norm: norm(tensors, &name("post_ffw_norm"))?.map(with_eps),
         embedding,
-        output_scale: tensors.optional(&name("layer_output_scale.weight")).and_then(|v| v.first().copied()),
+        output_scale: tensors
+            .optional(&name("layer_output_scale.weight"))
+            .and_then(|v| v.first().copied())
+            .or(c.layers[i].output_scale),
         attn_norm,
         ffn_norm,
     })
@@ -341,6 +349,7 @@ fn experts(
         up,
         down,
         latent,
+        latent_norm: norm(tensors, &name("ffn_latent_norm"))?,
         input_norm,
         router_norm,
         post_norm: norm(tensors, &name("post_ffw_norm_2"))?,
