@@ -31,8 +31,7 @@ node bindings.mjs "$wasm/web-grammar" grammar wasm/grammar
 optimise "$wasm/web-grammar/grammar_bg.wasm" wasm/grammar.wasm
 wait $!
 node check.mjs
-# what the demo shows Markdown with
-mkdir -p demo/vendor
-cp node_modules/marked/lib/marked.esm.js demo/vendor/marked.js
-cp node_modules/dompurify/dist/purify.es.mjs demo/vendor/purify.js
+# what the page shows Markdown with is committed: the server embeds it without Node
+cmp node_modules/marked/lib/marked.esm.js demo/assets/marked.js
+cmp node_modules/dompurify/dist/purify.es.mjs demo/assets/purify.js
 npx tsc

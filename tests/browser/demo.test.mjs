@@ -23,15 +23,25 @@ async function written(page, act) {
   await page.waitForFunction(() => /tokens: /.test(document.getElementById("status").textContent));
 }
 
-async function demo(options) {
+/** The page with a model, at a tab. */
+async function demo(tab, options) {
   const page = await b.page("/web/demo/index.html", options);
   await ready(page);
   // no conversation of the test before
   await page.evaluate(() => localStorage.clear());
   await page.reload();
   await ready(page);
+  await page.click(`#tab-${tab}`);
   await set(page, { seed: 0 });
   return page;
+}
+
+/** Loads a model of the panel. */
+async function choose(page, source, fill) {
+  await page.click("#model-button");
+  await page.check(`input[value="${source}"]`);
+  await fill();
+  await page.click("#load");
 }
 
 /** A text as Markdown shows plain prose. */
@@ -44,7 +54,7 @@ async function set(page, options) {
 }
 
 test("a prompt typed into the page gives the bytes of `starling run`", async () => {
-  const page = await demo();
+  const page = await demo("write");
   for (const [prompt, seed] of [
     ["Once upon a time", 7],
     ["Zoë said: \u201chello\u201d. The fox", 123456],
@@ -69,9 +79,9 @@ test("a prompt typed into the page gives the bytes of `starling run`", async () 
 });
 
 test("an answer that has a form is that of `starling run`, and a wrong form is said", async () => {
-  const page = await demo();
+  const page = await demo("write");
   await page.fill("#prompt", "A cat: ");
-  await page.click("#options summary");
+  await page.click("#options-button");
   const text = () => page.locator("#answer .body").textContent();
   for (const [kind, flag] of [
     ["json", "--json-schema"],
@@ -93,7 +103,7 @@ test("an answer that has a form is that of `starling run`, and a wrong form is s
 });
 
 test("a stopped answer stops, and the same seed gives it again", async () => {
-  const page = await demo();
+  const page = await demo("write");
   await set(page, { seed: 3, maxTokens: 400 });
   await page.evaluate(() => {
     const answer = document.getElementById("answer");
@@ -115,9 +125,8 @@ test("a stopped answer stops, and the same seed gives it again", async () => {
 });
 
 test("chat: send, edit, ask again with the same seed, export", async () => {
-  const page = await demo();
+  const page = await demo("chat");
   await set(page, { maxTokens: 30 });
-  await page.click("#tab-chat");
   await page.fill("#message", "Who are you?");
   await written(page, () => page.press("#message", "Enter"));
   const answer = () => page.locator(".message.assistant .text").last().textContent();
@@ -145,9 +154,8 @@ test("chat: send, edit, ask again with the same seed, export", async () => {
 });
 
 test("conversations survive a reload, with the prompt in the cache, and can be removed", async () => {
-  const page = await demo();
+  const page = await demo("chat");
   await set(page, { maxTokens: 30, seed: "" });
-  await page.click("#tab-chat");
   await page.fill("#message", "Tell me a story of a fox and a bird. ".repeat(8));
   await written(page, () => page.press("#message", "Enter"));
   const answers = () => page.locator(".message.assistant .text").allTextContents();
@@ -161,9 +169,7 @@ test("conversations survive a reload, with the prompt in the cache, and can be r
   await page.waitForTimeout(500);
   await page.reload();
   await ready(page);
-  await page.click("#tab-chat");
   assert.match(await page.locator(".message.user .text").textContent(), /^Who are you/);
-  await page.click("#conversations summary");
   assert.equal(await page.locator("#conversation-list .open").count(), 2);
   await page.locator("#conversation-list .open").nth(1).click();
   assert.deepEqual(await answers(), [first]);
@@ -181,9 +187,8 @@ test("conversations survive a reload, with the prompt in the cache, and can be r
 });
 
 test("while the model writes nothing else makes it write, and the answer goes on where it is seen", async () => {
-  const page = await demo();
+  const page = await demo("chat");
   await set(page, { maxTokens: 200 });
-  await page.click("#tab-chat");
   await page.fill("#message", "Tell me a story.");
   await written(page, () => page.press("#message", "Enter"));
   const button = (name) => page.locator(".message").getByRole("button", { name });
@@ -226,18 +231,16 @@ test("while the model writes nothing else makes it write, and the answer goes on
   await page.waitForFunction(() => !document.querySelector(".message .writes").disabled);
   await button("Cancel").click();
   // and without a model there is nothing to ask
-  await page.check('input[value="url"]');
-  await page.fill("#url", "/nothing.gguf");
-  await page.click("#load");
+  await choose(page, "url", () => page.fill("#url", "/nothing.gguf"));
   await page.waitForFunction(() => /404/.test(document.getElementById("status").textContent));
   assert.equal(await button("Again, same seed").isDisabled(), true);
   await page.close();
 });
 
 test("a conversation goes on to the end of the context, says that it is reached, and can begin anew", async () => {
-  const page = await demo();
-  await page.click("#tab-chat");
-  // 200 tokens are asked for: the second answer has no room for so many
+  const page = await demo("chat");
+  // the second answer has no room for so many tokens
+  await set(page, { maxTokens: 200 });
   for (const message of ["Tell me a story of a fox. ".repeat(30), "Go on."]) {
     await page.fill("#message", message);
     await written(page, () => page.press("#message", "Enter"));
@@ -256,10 +259,9 @@ test("a conversation goes on to the end of the context, says that it is reached,
 });
 
 test("a seed of 64 bits is that seed, in the answer and in what is exported", async () => {
-  const page = await demo();
+  const page = await demo("chat");
   const seed = "18446744073709551615";
   await set(page, { seed, maxTokens: 30 });
-  await page.click("#tab-chat");
   await page.fill("#message", "Who are you?");
   await written(page, () => page.press("#message", "Enter"));
   const text = await page.locator(".message.assistant .text").textContent();
@@ -270,12 +272,12 @@ test("a seed of 64 bits is that seed, in the answer and in what is exported", as
   assert.ok(saved.includes(`"seed":${seed}`), "the receipt's");
   await set(page, { seed: "1.5" });
   await page.getByRole("button", { name: "Again", exact: true }).click();
-  await page.waitForFunction(() => /seed is 1.5/.test(document.getElementById("status").textContent));
+  await page.waitForFunction(() => /seed: .*1\.5/.test(document.getElementById("status").textContent));
   await page.close();
 });
 
 test("tokens show their probabilities and alternatives, by pointer and by keys", async () => {
-  const page = await demo();
+  const page = await demo("write");
   await set(page, { maxTokens: 12 });
   await written(page, () => page.click("#write"));
   const text = await page.locator("#answer .body").textContent();
@@ -292,7 +294,7 @@ test("tokens show their probabilities and alternatives, by pointer and by keys",
 });
 
 test("Markdown of answers is rendered, and nothing in it is run or fetched", async () => {
-  const page = await demo();
+  const page = await demo("chat");
   const hostile = [
     "# Title",
     "Some *text* with `code`, <b>HTML</b>.",
@@ -306,14 +308,16 @@ test("Markdown of answers is rendered, and nothing in it is run or fetched", asy
     "- [x] done",
   ].join("\n\n");
   const seen = await page.evaluate(async (text) => {
-    const { showMarkdown } = await import("/web/demo/markdown.js");
+    const { showMarkdown } = await import("/web/demo/assets/markdown.js");
     const host = document.createElement("div");
     document.body.append(host);
     // every beginning, as it is streamed
     for (let n = 0; n <= text.length; n++) showMarkdown(host, text.slice(0, n));
     const all = [...host.querySelectorAll("*")];
-    const names = new Set(all.map((node) => node.localName));
-    const attributes = new Set(all.flatMap((node) => node.getAttributeNames()));
+    // without the page's own icons
+    const theirs = all.filter((node) => !node.closest("button svg"));
+    const names = new Set(theirs.map((node) => node.localName));
+    const attributes = new Set(theirs.flatMap((node) => node.getAttributeNames()));
     const links = [...host.querySelectorAll("a")].map((a) => [a.textContent, a.getAttribute("href"), a.rel]);
     const shown = { text: host.textContent, code: host.querySelector("pre").textContent };
     showMarkdown(host, "<think>First, I think.</think>The answer.");
@@ -338,7 +342,7 @@ test("Markdown of answers is rendered, and nothing in it is run or fetched", asy
 });
 
 test("a receipt verifies, one that was changed does not, and the page says where", async () => {
-  const page = await demo();
+  const page = await demo("write");
   await set(page, { maxTokens: 20, seed: 5 });
   await written(page, () => page.click("#write"));
   const [download] = await Promise.all([page.waitForEvent("download"), page.click("#write-receipt")]);
@@ -395,14 +399,11 @@ test("a download of unknown length says how far it is", async () => {
 });
 
 test("models from a file and from a URL; what is wrong is said", async () => {
-  const page = await demo();
-  await page.check('input[value="file"]');
-  await page.setInputFiles("#file", `${root}fixtures/starling-tiny/starling-tiny-q4_0.gguf`);
-  await page.click("#load");
+  const page = await demo("chat");
+  const other = `${root}fixtures/starling-tiny/starling-tiny-q4_0.gguf`;
+  await choose(page, "file", () => page.setInputFiles("#file", other));
   await ready(page);
-  await page.check('input[value="url"]');
-  await page.fill("#url", "/web/demo/index.html");
-  await page.click("#load");
+  await choose(page, "url", () => page.fill("#url", "/web/demo/index.html"));
   await page.waitForFunction(() => /is a web page, not a GGUF/.test(document.getElementById("status").textContent));
   assert.equal(await page.locator("#write").isDisabled(), true);
   await page.close();
@@ -410,13 +411,14 @@ test("models from a file and from a URL; what is wrong is said", async () => {
 
 for (const [colorScheme, viewport] of [
   ["light", { width: 1200, height: 900 }],
+  ["dark", { width: 1200, height: 900 }],
+  ["light", { width: 360, height: 720 }],
   ["dark", { width: 360, height: 720 }],
 ]) {
   test(`accessible and fitting: ${colorScheme}, ${viewport.width} px`, async () => {
-    const page = await demo({ colorScheme, viewport });
+    const page = await demo("write", { colorScheme, viewport });
     const axe = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
     await page.evaluate(axe);
-    await page.locator("#options summary").click();
     await set(page, { maxTokens: 8 });
     for (const tab of ["#tab-write", "#tab-chat", "#tab-verify"]) {
       await page.click(tab);
@@ -424,11 +426,10 @@ for (const [colorScheme, viewport] of [
         await page.uncheck("#show-tokens");
         await page.fill("#message", "Who are you?");
         await written(page, () => page.press("#message", "Enter"));
-        await page.click("#conversations summary");
         await page.evaluate(async () => {
-          const { showMarkdown } = await import("/web/demo/markdown.js");
+          const { showMarkdown } = await import("/web/demo/assets/markdown.js");
           const text = "<think>Yes.</think>A [link](https://example.com), `code`\n\n> quote\n\n```js\nf();\n```\n\n|a|\n|-|\n|b|";
-          showMarkdown(document.querySelector(".message .markdown"), text);
+          showMarkdown(document.querySelector(".message.assistant .markdown"), text);
         });
       }
       if (tab === "#tab-write") {

@@ -94,7 +94,8 @@ def check_dockerfile():
     kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     check(all(list(ROOT.glob(pattern)) for pattern in kept), ".dockerignore: a pattern matches no file")
     members = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["members"]
-    needed = ["Cargo.toml", "Cargo.lock", ".cargo", str(MODEL.relative_to(ROOT)), *(m.split("/")[0] for m in members)]
+    embedded = [str(MODEL.relative_to(ROOT)), "web/demo/index.html", "web/demo/assets"]
+    needed = ["Cargo.toml", "Cargo.lock", ".cargo", *embedded, *(m.split("/")[0] for m in members)]
     for name in needed:
         check(name in kept, f".dockerignore: {name} is not in the build context")
     for name in re.findall(r"(host-native/\S+\.rs)", text):

@@ -11,7 +11,7 @@ use super::scratch::{AttentionScratch, LayerEmbeddingScratch, Scratch, StepScrat
 use super::weights::{AttentionWeights, FeedForward, LayerEmbedding, Mixer, Norm, padded};
 use crate::kernels::Cpu;
 use crate::kernels::act::Floats;
-use crate::kernels::attention::{self, Attention, KvLayout, KvMemory, KvRows, Span};
+use crate::kernels::attention::{self, Attention, DistanceBias, KvLayout, KvMemory, KvRows, Span};
 use crate::kernels::elementwise::{Activation, activate, add_scaled, clamp, gate_by_sigmoid, gated, multiply, scale};
 use crate::kernels::recurrent::{StateSpan, softplus};
 use crate::kernels::rope::{RopeStyle, Rotation, rope};
@@ -23,10 +23,10 @@ pub(super) struct SubLayerRows<'x> {
 }
 
 /// Rows of a residual sum: the residual stream, the output of the sub-layer, and memory for its norm.
-struct ResidualRows<'x> {
-    x: &'x mut [f32],
-    y: &'x [f32],
-    h: &'x mut [f32],
+pub(super) struct ResidualRows<'x> {
+    pub(super) x: &'x mut [f32],
+    pub(super) y: &'x [f32],
+    pub(super) h: &'x mut [f32],
 }
 
 /// The forward pass of one batch: everything that its layers share.
@@ -55,10 +55,11 @@ impl ForwardPass<'_, '_> {
     /// x = x + post_norm(attention(norm(x)));  x = x + post_norm(ffn(norm(x)))
     /// ```
     pub(super) fn serial_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
-        let Scratch { x, h, y, step, attention, experts, embeddings, .. } = s;
-        let (layer, d, n) = (&self.model.weights.layers[i], self.model.config.n_embd, self.n);
+        let Scratch { x, h, y, step, attention, experts, embeddings, skips, .. } = s;
+        let (layer, d, n) = (self.model.layer(i), self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
-        if !experts.layer_input.is_empty() {
+        let reads_residual = self.model.config.arch.expert_input == ExpertInput::Residual;
+        if !experts.layer_input.is_empty() && !reads_residual {
             experts.layer_input[..n * d].copy_from_slice(x);
         }
         if !matches!(layer.mixer, Mixer::None) {
@@ -67,7 +68,7 @@ impl ForwardPass<'_, '_> {
             self.mixer(i, SubLayerRows { x: input, y }, attention, memory, step);
             self.add(i, layer.post_attn_norm.as_ref(), Stage::PostAttnNorm, ResidualRows { x, y, h });
         }
-        if self.model.config.arch.expert_input == ExpertInput::Residual && !experts.layer_input.is_empty() {
+        if !experts.layer_input.is_empty() && reads_residual {
             experts.layer_input[..n * d].copy_from_slice(x);
         }
         if !matches!(layer.ffn, FeedForward::None) {
@@ -80,13 +81,16 @@ impl ForwardPass<'_, '_> {
             self.layer_embedding(i, embedding, SubLayerRows { x, y }, embeddings, step);
             self.add(i, Some(&embedding.norm), Stage::LayerEmbedding, ResidualRows { x, y, h });
         }
+        if let Some(factor) = layer.embedding_skip {
+            self.rows.add(x, d, skips, d, factor);
+        }
         if let Some(factor) = layer.output_scale {
             self.rows.each(x, d, &|_, x| scale(self.rows.cpu, x, factor));
         }
     }
 
     /// `y = proj(act(gate x) * embedding)` of layer `i`.
-    fn layer_embedding(
+    pub(super) fn layer_embedding(
         &self,
         i: usize,
         layer: &LayerEmbedding,
@@ -95,11 +99,11 @@ impl ForwardPass<'_, '_> {
         step: &mut StepScratch,
     ) {
         let (rows, width, act) = (self.rows, self.model.config.n_embd_layer, self.model.config.arch.act);
-        let (stride, all) = (padded(width), width * self.model.config.n_blocks());
+        let (stride, at) = (padded(width), self.model.config.layers[i].block * width);
         let wide = &mut step.wide[..self.n * stride];
         rows.linear(&layer.gate, x, wide, &mut step.words);
         rows.each(wide, stride, &|r, row| {
-            gated(rows.cpu, act, &mut row[..width], &s.embeddings[r * s.stride..][..all][i * width..][..width]);
+            gated(rows.cpu, act, &mut row[..width], &s.embeddings[r * s.stride + at..][..width]);
         });
         let x = Floats { x: wide, stride };
         rows.matrix(&layer.proj.w, layer.proj.bias.as_deref(), x, y, &mut step.words);
@@ -113,7 +117,7 @@ impl ForwardPass<'_, '_> {
     /// ```
     pub(super) fn parallel_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
         let Scratch { x, h, y, step, attention, experts, .. } = s;
-        let (layer, d, n) = (&self.model.weights.layers[i], self.model.config.n_embd, self.n);
+        let (layer, d, n) = (self.model.layer(i), self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
         let norm = layer.attn_norm.as_ref();
         let input = self.rows.normed(norm, x, h);
@@ -143,7 +147,7 @@ impl ForwardPass<'_, '_> {
         }
         self.mixer(i, SubLayerRows { x, y }, attention, memory, step);
         self.rows.add_normed(attn_norm, x, y);
-        if let Some(norm) = &self.model.weights.layers[i].second_norm {
+        if let Some(norm) = &self.model.layer(i).second_norm {
             self.rows.add(x, d, &experts.layer_input, d, 1.0);
             self.rows.norm_each(norm, x);
         }
@@ -160,7 +164,7 @@ impl ForwardPass<'_, '_> {
     /// ```
     pub(super) fn normed_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
         let Scratch { x, h, y, step, attention, experts, .. } = s;
-        let (layer, d, n) = (&self.model.weights.layers[i], self.model.config.n_embd, self.n);
+        let (layer, d, n) = (self.model.layer(i), self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
         let input = self.rows.normed(layer.attn_norm.as_ref(), x, h);
         self.trace_stage(Stage::AttnNorm, Some(i), &mut columns(input, d, 0, d));
@@ -183,7 +187,7 @@ impl ForwardPass<'_, '_> {
     }
 
     /// `x = x + post_norm(y) * residual_scale`; `h` is overwritten if there is a norm.
-    fn add(&mut self, i: usize, norm: Option<&Norm>, stage: Stage, rows: ResidualRows<'_>) {
+    pub(super) fn add(&mut self, i: usize, norm: Option<&Norm>, stage: Stage, rows: ResidualRows<'_>) {
         let ResidualRows { x, y, h } = rows;
         let (d, scale) = (self.model.config.n_embd, self.model.config.residual_scale);
         let Some(norm) = norm else { return self.rows.add(x, d, y, padded(d), scale) };
@@ -202,7 +206,7 @@ impl ForwardPass<'_, '_> {
         step: &mut StepScratch,
     ) {
         let model = self.model;
-        match &model.weights.layers[i].mixer {
+        match &model.layer(i).mixer {
             Mixer::Attention(a) => self.attention((i, a), SubLayerRows { x, y }, s, memory, step),
             Mixer::Latent(a) => self.latent_attention((i, a), SubLayerRows { x, y }, s, memory, step),
             Mixer::Recurrent(r) => self.recurrent(i, r, SubLayerRows { x, y }, &mut memory.states, step),
@@ -270,7 +274,7 @@ impl ForwardPass<'_, '_> {
             window: c.layers[i].window,
             soft_cap: c.attn_soft_cap,
             alibi: c.alibi.as_deref(),
-            bias: None,
+            bias: layer.distance_bias.as_ref().map(|table| DistanceBias { table, max: c.arch.relative_distance }),
             sinks: layer.sinks.as_deref(),
             q: qkv,
             q_stride: stride,

@@ -218,14 +218,35 @@ impl Model {
         if let Some(embeddings) = &self.weights.layer_embeddings {
             self.embed_layers(&pass.rows, embeddings, runs, s);
         }
-        for (i, layer) in self.weights.layers.iter().enumerate() {
-            match &layer.order {
+        if self.config.arch.embedding_skips {
+            s.skips[..n * d].copy_from_slice(&s.x[..n * d]);
+        }
+        if let Some(altup) = &self.weights.altup {
+            pass.split_streams(altup, s);
+        }
+        if let Some(low) = &self.weights.low_state {
+            pass.begin_passes(low, s);
+        }
+        for i in 0..self.config.n_layer() {
+            match &self.layer(i).order {
+                ResidualOrder::AltUp(altup) => pass.altup_block(i, altup, memory, s),
                 ResidualOrder::Serial => pass.serial_block(i, memory, s),
                 ResidualOrder::Parallel => pass.parallel_block(i, memory, s),
                 ResidualOrder::PostNorm(norms) => pass.post_norm_block(i, norms, memory, s),
                 ResidualOrder::Normed => pass.normed_block(i, memory, s),
                 ResidualOrder::Attended(scores) => pass.attended_block(i, scores, memory, s),
             }
+            let output_scale = self.config.layers[i].output_scale;
+            if output_scale != 1.0 {
+                let rows = pass.rows;
+                rows.each(&mut s.x[..n * d], d, &|_, x| scale(rows.cpu, x, output_scale));
+            }
+            if let Some(end) = self.config.layers[i].after {
+                pass.end_pass(end, s);
+            }
+        }
+        if let Some(altup) = &self.weights.altup {
+            pass.merge_streams(altup, s);
         }
         if let Some(score) = &self.weights.residual_score {
             let [_, kept] = self.config.kept_residuals(self.config.n_layer() - 1);

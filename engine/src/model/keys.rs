@@ -73,6 +73,10 @@ impl Keys<'_, '_> {
         }
     }
 
+    pub(super) fn f32_array(&self, name: &str) -> Result<Option<Vec<f32>>, LoadError> {
+        self.gguf.f32_array(&self.key(name))
+    }
+
     pub(super) fn has(&self, name: &str) -> bool {
         self.gguf.get(&self.key(name)).is_some()
     }

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use core::ops::Deref;
 
 use super::arch::ExpertInput;
-use super::config::{Config, ExpertsConfig, LayerConfig, MAX_WIDTH, MixerKind, RecurrentConfig};
+use super::config::{Config, ExpertsConfig, LayerConfig, MAX_WIDTH, MixerKind, PassEnd, RecurrentConfig};
 use super::mixers::latent;
 use crate::error::LoadError;
 use crate::gguf::TensorInfo;
@@ -29,7 +29,7 @@ pub(super) enum Role {
     Vector(usize),
     /// Rows of vectors, one per expert.
     Rows { n: usize, width: usize },
-    /// Weights of a norm of heads: (head_dim), (n_head, head_dim) or (n_head * head_dim).
+    /// Weights of a norm of heads: (head_dim), (n_head, head_dim) or (n_head * head_dim), or one per head, (n_head, 1).
     HeadNorm { n_head: usize, head_dim: usize },
     /// Values in rows of this width; dimensions of 1 may be between.
     Values { width: usize, rows: usize },
@@ -52,7 +52,7 @@ impl Role {
                 let n_experts = c.experts.map_or(0, |e| e.n);
                 let i = index(layer)?;
                 let row = layer_tables(c, i)?.into_iter().find_map(|rows| find(rows, part, n_experts));
-                (row?, Scope { config: c, layer: &c.layers[i] })
+                (row?, Scope { config: c, layer: c.block(i) })
             }
             None => (find(MODEL_TENSORS, name, 0)?, Scope::of_model(c)),
         };
@@ -67,7 +67,7 @@ impl Role {
             Role::Rows { n, width } => t.dims == [width as u64, n as u64, 1, 1],
             Role::HeadNorm { n_head, head_dim } => {
                 let (d, n) = (head_dim as u64, n_head as u64);
-                [[d, 1, 1, 1], [d, n, 1, 1], [d * n, 1, 1, 1]].contains(&t.dims)
+                [[d, 1, 1, 1], [d, n, 1, 1], [d * n, 1, 1, 1], [1, n, 1, 1]].contains(&t.dims)
             }
             Role::Values { width, rows } => {
                 let (w, n) = (width as u64, rows as u64);
@@ -292,6 +292,18 @@ fn with_embeddings(c: &Scope<'_>, role: fn(usize, usize) -> Option<Role>) -> Opt
     if c.n_embd_layer > 0 { role(c.n_embd_layer, c.n_embd) } else { None }
 }
 
+/// A tensor of layers with several residual streams.
+fn with_streams(c: &Scope<'_>, role: Option<Role>) -> Option<Role> {
+    role.filter(|_| c.n_altup > 0)
+}
+
+fn stream_projections(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
+    match c.n_altup {
+        0 => None,
+        n => Some(Role::Matrices { n: n - 1, rows: c.n_embd, k: c.n_embd }),
+    }
+}
+
 /// A norm or factor of experts that read the residual stream.
 fn beside_residual(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     if c.experts.is_some() && c.arch.expert_input == ExpertInput::Residual { vector(c.n_embd) } else { None }
@@ -306,6 +318,13 @@ const MODEL_TENSORS: &[TensorRow] = &[
         false => None,
     })
     .need(Need::Always),
+    TensorRow::new("hrm.z_l_init", |c, _| match c.layers.iter().any(|l| l.after == Some(PassEnd::Low)) {
+        true => vector(c.n_embd),
+        false => None,
+    })
+    .need(Need::Always),
+    TensorRow::new("altup_proj.weight", stream_projections).need(Need::Always),
+    TensorRow::new("altup_unembd_proj.weight", stream_projections).need(Need::Always),
     TensorRow::new("per_layer_token_embd.weight", |c, _| match c.n_embd_layer {
         0 => None,
         n => matrix(c.n_vocab, n * c.n_blocks()),
@@ -363,6 +382,19 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("ffn_norm_exps.weight", |c, _| {
         if c.arch.expert_input == ExpertInput::Layer { vector(c.n_embd) } else { None }
     }),
+    TensorRow::new("altup_router.weight", |c, _| with_streams(c, matrix(c.n_altup, c.n_embd))).need(Need::EachLayer),
+    TensorRow::new("altup_router_norm.weight", |c, _| with_streams(c, vector(c.n_embd))).need(Need::EachLayer),
+    TensorRow::new("altup_predict_coef.weight", |c, _| with_streams(c, values(c.n_altup, c.n_altup * c.n_altup)))
+        .need(Need::EachLayer),
+    TensorRow::new("altup_correct_coef.weight", |c, _| with_streams(c, values(c.n_altup, c.n_altup)))
+        .need(Need::EachLayer),
+    TensorRow::new("altup_correct_scale.weight", |c, _| with_streams(c, vector(c.n_embd))).need(Need::EachLayer),
+    // the two tell the rank
+    TensorRow::new("laurel_l.weight", |c, dims| with_streams(c, matrix(width(dims[1]), c.n_embd)))
+        .need(Need::EachLayer),
+    TensorRow::new("laurel_r.weight", |c, dims| with_streams(c, matrix(c.n_embd, width(dims[0]))))
+        .need(Need::EachLayer),
+    TensorRow::new("laurel_post_norm.weight", |c, _| with_streams(c, vector(c.n_embd))).need(Need::EachLayer),
     TensorRow::new("inp_gate.weight", |c, _| with_embeddings(c, matrix)).need(Need::EachLayer),
     TensorRow::new("proj.weight", |c, _| with_embeddings(c, |n, d| matrix(d, n))).need(Need::EachLayer),
     TensorRow::new("post_norm.weight", |c, _| with_embeddings(c, |_, d| vector(d))).need(Need::EachLayer),
@@ -377,6 +409,12 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("attn_k_norm.bias", |c, _| of_keys(c, vector(c.layer.heads.k_width()))),
     TensorRow::new("attn_sub_norm.weight", |c, _| vector(c.layer.heads.out_width())),
     TensorRow::new("ffn_sub_norm.weight", |c, _| vector(c.layer.n_ff)),
+    TensorRow::new("attn_rel_b.weight", |c, dims| match dims {
+        // layers without have those of the first
+        [0, ..] => None,
+        _ if c.relative_buckets == 0 => None,
+        _ => values(c.layer.heads.n_head, c.relative_buckets),
+    }),
     TensorRow::new("attn_sinks.weight", |c, _| vector(c.layer.heads.n_head)),
     // a gate per head or per element
     TensorRow::new("attn_gate.weight", |c, dims| {
@@ -426,6 +464,13 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("post_ffw_norm_1.weight", beside_residual).of(EXPERTS),
     TensorRow::new("post_ffw_norm_2.weight", beside_residual).of(EXPERTS),
     TensorRow::new("ffn_down_exps.scale", |c, _| vector(c.experts.as_ref()?.n)),
+    TensorRow::new("ffn_gate_chexps.weight", adjugate_inputs).of(EXPERTS),
+    TensorRow::new("ffn_up_chexps.weight", adjugate_inputs).of(EXPERTS),
+    TensorRow::new("ffn_down_chexps.weight", |c, _| {
+        let e = c.experts.as_ref()?;
+        Some(Role::Matrices { n: e.n_adjugates(), rows: c.n_embd, k: e.adjugates?.n_ff })
+    })
+    .of(EXPERTS),
     TensorRow::new("ffn_gate.weight", |c, _| matrix(c.layer.n_ff, c.n_embd)).of(GATED).excludes(DENSE),
     TensorRow::new("ffn_gate.bias", |c, _| vector(c.layer.n_ff)).excludes(DENSE),
     TensorRow::new("ffn_up.weight", |c, dims| matrix(up_rows(c, dims[1]), c.n_embd)).of(ANY_DENSE).excludes(DENSE),
@@ -457,6 +502,11 @@ fn expert_biases(c: &Config, width: impl Fn(&ExpertsConfig) -> usize) -> Option<
     Some(Role::Rows { n: e.n, width: width(e) })
 }
 
+fn adjugate_inputs(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
+    let e = c.experts.as_ref()?;
+    Some(Role::Matrices { n: e.n_adjugates(), rows: e.adjugates?.n_ff, k: c.n_embd })
+}
+
 fn expert_inputs(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     let e = c.experts.as_ref()?;
     Some(Role::Matrices { n: e.n, rows: e.n_ff, k: e.width })
@@ -464,7 +514,10 @@ fn expert_inputs(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
 
 /// The tables of the tensors of a layer, those of its mixer first; `None` if there is no such layer.
 fn layer_tables(c: &Config, layer: usize) -> Option<[&'static [TensorRow]; 3]> {
-    let mixer = c.layers.get(layer).filter(|_| layer < c.n_blocks())?.mixer;
+    if layer >= c.n_blocks() {
+        return None;
+    }
+    let mixer = c.block(layer).mixer;
     let recurrent = c.recurrent.as_ref().filter(|_| mixer.is_recurrent());
     let latent = if mixer == MixerKind::Latent { latent::TENSORS } else { &[] };
     Some([recurrent.map_or(&[], RecurrentConfig::tensors), latent, LAYER_TENSORS])
@@ -529,6 +582,7 @@ const WITHOUT_SUFFIX: [(&str, &str); 3] = [
 
 /// The name of a tensor in the table: families have names of their own for some.
 pub(super) fn canonical(name: &str, c: &Config) -> String {
+    let name = name.strip_prefix(c.arch.prefix).unwrap_or(name);
     let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
     let (prefix, part) = layer.map_or((String::new(), name), |(layer, part)| (format!("blk.{layer}."), part));
     let part = WITHOUT_SUFFIX.iter().find(|(short, _)| *short == part).map_or(part, |(_, whole)| whole);
@@ -542,7 +596,7 @@ pub(super) fn canonical(name: &str, c: &Config) -> String {
 /// Whether text does not use the tensor.
 fn is_ignored(name: &str, c: &Config) -> bool {
     let part = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')).map_or(name, |(_, part)| part);
-    let layer = name.strip_prefix("blk.").and_then(|rest| index(rest.split_once('.')?.0)).and_then(|i| c.layers.get(i));
+    let layer = name.strip_prefix("blk.").and_then(|rest| index(rest.split_once('.')?.0)).map(|i| c.block(i));
     let is_of_keys = ["attn_k.", "attn_v.", "attn_k_norm."].iter().any(|beginning| part.starts_with(beginning));
     (is_of_keys && layer.is_some_and(|l| l.mixer.has_attention() && !l.owns_kv))
         || c.arch.ignored.iter().any(|beginning| part.starts_with(beginning))
@@ -576,7 +630,7 @@ pub(super) fn missing(c: &Config, has_tensor: impl Fn(&str) -> bool) -> Option<S
             }
             None => has_tensor(&name(row.name)),
         };
-        let kind = &c.layers[layer];
+        let kind = c.block(layer);
         let scope = Scope { config: c, layer: kind };
         let (attention, recurrent) = (kind.mixer.has_attention(), kind.mixer.is_recurrent());
         let exists = |part: &str| has_tensor(&name(part));
@@ -617,7 +671,7 @@ pub(super) fn missing_in_layer(c: &Config, names: &[&str], has: impl Fn(&str) ->
     for i in 0..2 * c.n_blocks() {
         let layer = i % c.n_blocks();
         let with_experts = has(&format!("blk.{layer}.ffn_gate_inp.weight"));
-        let LayerConfig { mixer, has_ffn, .. } = c.layers[layer];
+        let LayerConfig { mixer, has_ffn, .. } = *c.block(layer);
         let Some(before) = last.insert((mixer, has_ffn, with_experts), layer) else { continue };
         let prefix = format!("blk.{before}.");
         for name in &names[names.partition_point(|name| *name < &prefix[..])..] {
@@ -636,7 +690,7 @@ pub(super) fn missing_in_layer(c: &Config, names: &[&str], has: impl Fn(&str) ->
 
 /// Whether a layer may have a tensor that another layer of its kind has.
 fn may_have(c: &Config, layer: usize, part: &str) -> bool {
-    let scope = Scope { config: c, layer: &c.layers[layer] };
+    let scope = Scope { config: c, layer: c.block(layer) };
     let row = layer_tables(c, layer).and_then(|tables| tables.into_iter().find_map(|rows| find(rows, part, 0)));
     row.is_none_or(|row| (row.role)(&scope, &[0; 4]).is_some())
 }

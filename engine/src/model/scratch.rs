@@ -5,11 +5,13 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::Model;
+use super::altup::AltUpScratch;
 use super::arch::ExpertInput;
 use super::config::{MixerKind, RecurrentConfig};
+use super::passes::PassScratch;
 use super::rotary::Rotary;
 use super::rows::{MAX_FORMS, packed_words};
-use super::weights::{AttentionWeights, Dense, FeedForward, Mixer, RopeDivisors, padded};
+use super::weights::{AttentionWeights, Dense, FeedForward, Mixer, ResidualOrder, RopeDivisors, padded};
 use crate::error::MemoryError;
 use crate::kernels::attention::{AttendScratch, Attention, KvLayout, KvType, Slot};
 use crate::kernels::panel::Matrix;
@@ -44,6 +46,10 @@ pub struct Scratch {
     pub(super) attention: AttentionScratch,
     pub(super) experts: ExpertsScratch,
     pub(super) embeddings: LayerEmbeddingScratch,
+    pub(super) altup: AltUpScratch,
+    pub(super) passes: PassScratch,
+    /// (rows, n_embd): embeddings of the tokens, where layers add them again.
+    pub(super) skips: Vec<f32>,
     /// (logits rows, n_embd) after the final norm, and (logits rows, padded n_vocab).
     pub(super) hidden: Vec<f32>,
     pub(super) logits: Vec<f32>,
@@ -231,6 +237,20 @@ impl Model {
             },
             attention,
             experts: self.experts_scratch(n, &mut budget),
+            passes: {
+                let rows = if self.weights.low_state.is_some() { n } else { 0 };
+                PassScratch { low: budget.zeros(&[rows, d]), high: budget.zeros(&[rows, d]) }
+            },
+            skips: budget.zeros(&[if c.arch.embedding_skips { n } else { 0 }, d]),
+            altup: {
+                let (rows, streams) = (if c.n_altup > 0 { n } else { 0 }, c.n_altup);
+                AltUpScratch {
+                    streams: budget.zeros(&[rows, streams, d]),
+                    predictions: budget.zeros(&[rows, streams, d]),
+                    router: budget.zeros(&[rows, padded(streams)]),
+                    laurel: budget.zeros(&[rows, padded(d)]),
+                }
+            },
             embeddings: {
                 let width = c.n_embd_layer.saturating_mul(c.n_blocks());
                 let (stride, embeddings) = (padded(width), budget.zeros(&[n, padded(width)]));
@@ -246,7 +266,7 @@ impl Model {
 
     /// Whether something after attention reads the input of the layer.
     pub(super) fn reads_layer_input(&self) -> bool {
-        self.config.arch.expert_input != ExpertInput::Same
+        (self.config.arch.expert_input != ExpertInput::Same && self.config.experts.is_some())
             || self.weights.layers.iter().any(|layer| layer.second_norm.is_some())
     }
 
@@ -316,7 +336,7 @@ impl Model {
             w.wide = w.wide.max(wide.saturating_mul(rows));
             w.words = w.words.max(packed_words(rows, forms, d)).max(packed_words(rows, 1, k));
         };
-        for (layer, config) in self.weights.layers.iter().zip(&c.layers) {
+        for (layer, config) in c.layers.iter().map(|config| (&self.weights.layers[config.block], config)) {
             let out = config.heads.out_width();
             let gates = if c.arch.gated_queries { out } else { 0 };
             let mut attention = |a: &AttentionWeights| {
@@ -346,6 +366,10 @@ impl Model {
                 let width = c.n_embd_layer;
                 step(1, (padded(width), width), 1);
             }
+            if let ResidualOrder::AltUp(altup) = &layer.order {
+                let left = &altup.laurel.left.w;
+                step(1, (padded(left.rows()), left.rows()), 1);
+            }
             let mut dense = |ffn: &Dense| step(forms(ffn.up.matrices()), (ffn.up.stride, ffn.down.w.k()), 1);
             match &layer.ffn {
                 FeedForward::None => {}
@@ -356,9 +380,12 @@ impl Model {
                         dense(&s.ffn);
                     }
                     if let Some(x) = &c.experts {
-                        let n_forms = forms(e.gate.iter().chain(&e.up));
-                        step(1, (0, x.width), n_forms * x.n_used);
-                        step(n_forms, (2 * padded(x.n_ff), x.n_ff), x.n_used);
+                        for m in [&e.matrices].into_iter().chain(&e.adjugates) {
+                            let (n_ff, n_forms) =
+                                (m.down.first().map_or(0, Matrix::k), forms(m.gate.iter().chain(&m.up)));
+                            step(1, (0, x.width), n_forms * x.n_used);
+                            step(n_forms, (2 * padded(n_ff), n_ff), x.n_used);
+                        }
                     }
                 }
             }

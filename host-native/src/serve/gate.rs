@@ -33,9 +33,20 @@ const PUBLIC_PATHS: [&str; 5] = ["/health", "/healthz", "/livez", "/readyz", "/r
 /// The pages and the description of the interface: the same on every server. A page asks for the key that its requests
 /// need.
 const ASSETS: [&str; 3] = ["/", "/docs", "/openapi.json"];
+/// Beginning of the paths of the page's files.
+const ASSETS_PREFIX: &str = "/assets/";
 
-/// Paths of other APIs by which administrators change the models of the server.
-const MANAGING_PATHS: [&str; 4] = ["/api/pull", "/api/copy", "/api/create", "/api/delete"];
+/// Paths of other APIs by which administrators change, load and unload the models of the server.
+const MANAGING_PATHS: [&str; 8] = [
+    "/api/chat",
+    "/api/copy",
+    "/api/create",
+    "/api/delete",
+    "/api/generate",
+    "/api/pull",
+    "/models/load",
+    "/models/unload",
+];
 
 /// Headers that must not be repeated: a proxy in front could use one value and the server the other.
 const UNIQUE_HEADERS: [&str; 12] = [
@@ -183,7 +194,7 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
         return Err(ApiError::new(status, "invalid_request_error", message).code("unknown_host"));
     }
     let path = request.uri().path();
-    let is_asset = ASSETS.contains(&path) && request.method() == Method::GET;
+    let is_asset = (ASSETS.contains(&path) || path.starts_with(ASSETS_PREFIX)) && request.method() == Method::GET;
     if is_asset || PUBLIC_PATHS.contains(&path) || path == "/metrics" && server.settings().metrics_without_key {
         return Ok(request);
     }

@@ -34,6 +34,7 @@ mod model_metrics;
 mod models;
 mod offload;
 mod openapi;
+mod page;
 mod policy;
 mod pressure;
 mod queue;

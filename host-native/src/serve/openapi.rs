@@ -1,9 +1,9 @@
-//! The OpenAPI document, its reader page, and the chat page.
+//! The OpenAPI document and its reader page.
 
 use std::collections::BTreeMap;
 
-use axum::http::{HeaderMap, StatusCode, header};
-use axum::response::{Html, IntoResponse, Response};
+use axum::http::StatusCode;
+use axum::response::{Html, Response};
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::OpenApi;
@@ -20,7 +20,6 @@ use starling_api::native::generate::GenerateToken;
 use starling_api::openai::chat::ChatDelta;
 use starling_api::openai::models::ModelEvent;
 use starling_api::openai::response::CompletionResponse;
-use starling_api::rerank::TeiRank;
 
 #[derive(OpenApi)]
 #[openapi(
@@ -58,6 +57,8 @@ use starling_api::rerank::TeiRank;
         llama_server::completion,
         llama_server::infill,
         llama_server::embedding,
+        llama_server::tokenize,
+        llama_server::detokenize,
         llama_server::props,
         llama_server::lora_adapters,
         llama_server::chat_input_tokens,
@@ -107,7 +108,7 @@ use starling_api::rerank::TeiRank;
         admin::caches::invalidate_one,
         admin::failures::list,
     ),
-    components(schemas(CompletionResponse<ChatDelta>, GenerateToken, ExecuteToken, ModelEvent, TeiRank))
+    components(schemas(CompletionResponse<ChatDelta>, GenerateToken, ExecuteToken, ModelEvent))
 )]
 struct Api;
 
@@ -174,15 +175,6 @@ fn with_errors() -> utoipa::openapi::OpenApi {
 /// `GET /docs`: a reader of the OpenAPI document
 pub async fn docs() -> Html<&'static str> {
     Html(include_str!("docs.html"))
-}
-
-/// `GET /`: a chat page; for Ollama's clients, which probe it, a text
-pub async fn page(headers: HeaderMap) -> Response {
-    let agent = headers.get(header::USER_AGENT).and_then(|agent| agent.to_str().ok()).unwrap_or_default();
-    if agent.starts_with("ollama") {
-        return "Ollama is running".into_response();
-    }
-    Html(include_str!("page.html")).into_response()
 }
 
 #[cfg(test)]

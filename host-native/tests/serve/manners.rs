@@ -48,8 +48,11 @@ fn unknown_fields_are_named() {
 #[test]
 fn pages_are_open_and_data_is_not() {
     let server = Server::start(&["--api-key", "sesame"]);
-    for page in ["/", "/docs", "/openapi.json"] {
+    for page in ["/", "/docs", "/openapi.json", "/assets/page.js"] {
         assert_eq!(server.get(page).status, 200, "{page}");
+    }
+    for none in ["/assets/", "/assets/none.js", "/assets/backend-server.js", "/assets/..%2findex.html"] {
+        assert_ne!(server.get(none).status, 200, "{none}");
     }
     for data in ["/v1/models", "/server/stats", "/slots"] {
         assert_eq!(server.get(data).status, 401, "{data}");
@@ -57,7 +60,15 @@ fn pages_are_open_and_data_is_not() {
     assert_eq!(server.send("POST", "/", &[], b"").status, 401);
     assert_eq!(server.post(CHAT, &ask()).status, 401);
     let page = server.get("/").text();
-    assert!(page.contains("API key") && page.contains("sessionStorage"), "{page}");
+    assert!(page.contains("API key") && server.get("/assets/backend.js").text().contains("sessionStorage"), "{page}");
+    // nothing of other origins, and nothing of others' pages around it
+    let response = server.get("/");
+    let policy = response.header("content-security-policy").expect("a policy");
+    assert!(policy.starts_with("default-src 'none'; script-src 'self';") && policy.contains("frame-ancestors 'none'"));
+    // a browser that has a file is told so
+    let tag = response.header("etag").expect("a tag").to_string();
+    let again = server.send("GET", "/", &[("if-none-match", &tag)], b"");
+    assert_eq!((again.status, again.text().len()), (304, 0));
 }
 
 #[test]

@@ -125,6 +125,19 @@ pub struct Arch {
     pub kv_layers: Option<usize>,
     /// Width of the embeddings that each layer has of its own; `embedding_length_per_layer_input` takes precedence.
     pub layer_embeddings: usize,
+    /// AltUp: default number of residual streams; 0 for models with one.
+    pub streams: u32,
+    /// Default activation sparsity: of this number of leading layers, and the cutoff in standard deviations.
+    /// `activation_sparsity_scale` takes precedence.
+    pub sparsity: Option<(usize, f32)>,
+    /// Whether `layer_output_scale` is the factor of the token's embedding, which is added after each layer.
+    pub embedding_skips: bool,
+    /// T5: distance from which on keys have the same bias; 0 for models without such biases.
+    pub relative_distance: usize,
+    /// Activation of feed-forwards without a gate, if it is another.
+    pub ungated_act: Option<Activation>,
+    /// Beginning of the names of tensors that this family has beside others' names.
+    pub prefix: &'static str,
     /// Whether global layers rotate half of the elements that the file states.
     pub half_rotary: bool,
     /// Kimi delta attention with a lower bound of decays: whether the factors A of the file are positive.

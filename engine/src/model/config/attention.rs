@@ -113,7 +113,7 @@ pub(super) fn heads(
             return Err(keys.wrong(name, found, format!("at most {MAX_GROUP} query heads per KV head")));
         }
         let dim = key_dim.max(value_dim);
-        if n_head * dim > MAX_WIDTH as usize {
+        if n_head.saturating_mul(dim) > MAX_WIDTH as usize {
             let most = MAX_WIDTH as usize / dim;
             return Err(keys.wrong(
                 name,

@@ -64,6 +64,7 @@ pub(super) fn layers(
         _ => Default::default(),
     };
     let scale = keys.optional("attention.scale")?.or(keys.optional("attention.output_scale")?);
+    let sparsity = sparsity(keys, arch, n_layer)?;
     let is_finetuned = keys.bool("rope.scaling.finetuned")?.unwrap_or(true);
     let mut ropes = Vec::new();
     let mut layers = Vec::with_capacity(n_layer);
@@ -101,7 +102,7 @@ pub(super) fn layers(
                 Swiglu::Limited(limit) if expert_limits[i] == 0.0 => limit,
                 _ => expert_limits[i],
             },
-            output_scale: (rescale > 0 && (i + 1) % rescale == 0).then_some(0.5),
+            output_scale: if rescale > 0 && (i + 1) % rescale == 0 { 0.5 } else { 1.0 },
             xielu: xielu.as_ref().map(|all| all[i]),
             shared_limit: shared_limits[i],
             mixer: kinds[i].mixer,
@@ -112,6 +113,9 @@ pub(super) fn layers(
             }),
             heads: heads[i],
             n_ff: n_ff[i],
+            sparsity: sparsity[i],
+            block: i,
+            after: None,
             kv_layer: 0,
             owns_kv: true,
             state_at: 0,
@@ -171,6 +175,20 @@ fn ff_widths(keys: &Keys<'_, '_>, arch: &Arch, kinds: &[LayerKind], n_embd: usiz
         }
     };
     (0..kinds.len()).map(width).collect()
+}
+
+/// Activation sparsity of the layers; those without have 0 or -infinity in files.
+fn sparsity(keys: &Keys<'_, '_>, arch: &Arch, n_layer: usize) -> Result<Vec<f32>, LoadError> {
+    let name = "activation_sparsity_scale";
+    let Some((n, scale)) = arch.sparsity else { return Ok(vec![0.0; n_layer]) };
+    let values = match keys.f32_array(name)? {
+        None => (0..n_layer).map(|i| if i < n { scale } else { 0.0 }).collect(),
+        Some(values) => values,
+    };
+    if values.len() != n_layer || values.iter().any(|v| v.is_nan() || *v == f32::INFINITY) {
+        return Err(keys.wrong(name, format!("{} values", values.len()), format!("{n_layer} numbers")));
+    }
+    Ok(values.into_iter().map(|v| if v > 0.0 { v } else { 0.0 }).collect())
 }
 
 /// Factor of attention scores if the file has none, of a model of `n_layer` layers.

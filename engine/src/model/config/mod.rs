@@ -3,6 +3,7 @@
 mod attention;
 mod experts;
 mod layers;
+mod passes;
 mod rope;
 
 use alloc::format;
@@ -10,9 +11,11 @@ use alloc::vec::Vec;
 
 pub use attention::{HeadConfig, TemperatureConfig};
 use attention::{slopes, temperature};
-pub use experts::ExpertsConfig;
 use experts::experts;
+pub use experts::{AdjugatesConfig, ExpertsConfig};
 use layers::{layers, place};
+pub use passes::PassEnd;
+use passes::passes;
 
 use super::arch::{ARCHS, Alibi, Arch};
 use super::keys::Keys;
@@ -60,6 +63,8 @@ pub struct Config {
     pub value_scale: f32,
     /// Width of the embeddings that each layer has of its own; 0 for none.
     pub n_embd_layer: usize,
+    /// Number of residual streams; 0 if there is only the usual one.
+    pub n_altup: usize,
     /// tanh soft cap on attention scores (Gemma 2).
     pub attn_soft_cap: Option<f32>,
     /// tanh soft cap on logits (Gemma 2).
@@ -76,6 +81,8 @@ pub struct Config {
     pub rope: Option<RopeStyle>,
     /// Whether the model has learned position embeddings.
     pub learned_positions: bool,
+    /// Number of buckets of distances that have biases on attention scores; 0 for none.
+    pub relative_buckets: usize,
     /// Slopes of ALiBi, one per query head.
     pub alibi: Option<Vec<f32>>,
     /// Limit of the absolute values of queries, keys and values.
@@ -117,18 +124,24 @@ pub struct LayerConfig {
     pub has_ffn: bool,
     /// Width of the dense feed-forward.
     pub n_ff: usize,
+    /// Index of the layer's weights, which several layers may have.
+    pub block: usize,
     /// Index of the layer's keys and values in KV pages.
     pub kv_layer: usize,
     /// Whether the layer computes these keys and values. If not, it reads those of an earlier layer.
     pub owns_kv: bool,
+    /// What follows the layer if it is the last of a pass, but not of the last one.
+    pub after: Option<PassEnd>,
     /// Offset of the layer's state in the recurrent state of a sequence.
     pub state_at: usize,
     /// Limit of the products of an expert's gate and up; 0 for none.
     pub expert_limit: f32,
     /// The same for the shared expert.
     pub shared_limit: f32,
-    /// Factor on the residual stream after the layer, if the file has none of its own.
-    pub output_scale: Option<f32>,
+    /// Activation sparsity of the dense feed-forward: the gates below `mean + sparsity * deviation` become 0; 0 for none.
+    pub sparsity: f32,
+    /// Factor on the residual stream after the layer.
+    pub output_scale: f32,
     /// The activation, where it is xIELU.
     pub xielu: Option<Xielu>,
 }
@@ -178,6 +191,7 @@ impl Config {
         let causal = keys.bool("attention.causal")?.unwrap_or(!arch.bidirectional);
         let (ropes, mut layers) = layers(&keys, &Arch { rope, ..*arch }, &kinds, n_embd, n_ctx_train, causal)?;
         layers.truncate(n_layer);
+        let mut layers = passes(&keys, layers)?;
         let n_head = layers.iter().map(|l| l.heads.n_head).max().unwrap_or(0).max(1);
         if alibi && layers.iter().any(|l| l.heads.n_head != n_head) {
             return Err(keys.wrong("attention.head_count", "values that differ between layers", "the same for all"));
@@ -199,11 +213,16 @@ impl Config {
             residual_scale: keys.optional("residual_scale")?.unwrap_or(residual_scale),
             logit_scale: if arch.divided_logits { 1.0 / logit_scale } else { logit_scale },
             rope,
-            learned_positions: rope.is_none() && alibi.is_none(),
+            learned_positions: rope.is_none() && alibi.is_none() && arch.relative_distance == 0,
+            relative_buckets: match arch.relative_distance {
+                0 => 0,
+                _ => keys.size("attention.relative_buckets_count", 4..=1024)? / 2 * 2,
+            },
             alibi,
             qkv_limit: keys.optional("attention.clamp_kqv")?,
             temperature: temperature(&keys, arch, original_context)?,
             value_scale: keys.optional("attention.value_scale")?.unwrap_or(1.0),
+            n_altup: altup(&keys, arch)?,
             n_embd_layer: match keys.u32("embedding_length_per_layer_input")? {
                 None => arch.layer_embeddings,
                 v => keys.in_range("embedding_length_per_layer_input", v, 0..=MAX_WIDTH / n_layer as u32)?,
@@ -246,7 +265,12 @@ impl Config {
 
     /// Number of layers with weights of their own.
     pub fn n_blocks(&self) -> usize {
-        self.layers.len()
+        self.layers.iter().map(|l| l.block + 1).max().unwrap_or(0)
+    }
+
+    /// The first layer with weights `block`, below [`Config::n_blocks`].
+    pub(in crate::model) fn block(&self, block: usize) -> &LayerConfig {
+        self.layers.iter().find(|l| l.block == block).unwrap_or(&self.layers[0])
     }
 
     /// Rows of the query projection of a layer: queries, and their gates if there are any.
@@ -344,6 +368,15 @@ fn norm(keys: &Keys<'_, '_>, arch: &Arch) -> Result<(NormKind, f32), LoadError> 
         return Err(keys.wrong(name, eps, "a positive number"));
     }
     Ok((if arch.always_rms { NormKind::Rms } else { kind }, eps))
+}
+
+/// Number of residual streams. The first one must be the one that blocks compute.
+fn altup(keys: &Keys<'_, '_>, arch: &Arch) -> Result<usize, LoadError> {
+    if arch.streams == 0 {
+        return Ok(0);
+    }
+    keys.in_range("altup.active_idx", keys.u32("altup.active_idx")?.or(Some(0)), 0..=0)?;
+    keys.in_range("altup.num_inputs", keys.u32("altup.num_inputs")?.or(Some(arch.streams)), 2..=16)
 }
 
 /// The vocabulary size is the number of rows of the token embedding.

@@ -7,11 +7,12 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::{
-    AttentionWeights, ChannelMix, Dense, Experts, FeedForward, Layer, LayerEmbedding, LayerEmbeddings, Linear,
-    LinearGroup, Mixer, Norm, Recurrent, ResidualOrder, RopeDivisors, SharedExpert, Weights,
+    AltUp, AltUpProjections, AttentionWeights, ChannelMix, Dense, ExpertMatrices, Experts, FeedForward, Laurel, Layer,
+    LayerEmbedding, LayerEmbeddings, Linear, LinearGroup, Mixer, Norm, Recurrent, ResidualOrder, RopeDivisors,
+    SharedExpert, Weights,
 };
 use crate::error::LoadError;
-use crate::math::sqrt;
+use crate::math::{ln, sqrt};
 use crate::model::classifier::Classifier;
 use crate::model::config::{Config, MixerKind};
 use crate::model::loader::LoadedTensors;
@@ -25,7 +26,8 @@ impl Weights {
     /// # Errors
     /// [`LoadError`] of a tensor that is missing, or whose shape does not fit another's.
     pub(in crate::model) fn new(tensors: &mut LoadedTensors, c: &Config) -> Result<Weights, LoadError> {
-        let layers = (0..c.n_layer()).map(|i| layer(tensors, c, i)).collect::<Result<Vec<_>, _>>()?;
+        let mut layers = (0..c.n_blocks()).map(|i| layer(tensors, c, i)).collect::<Result<Vec<_>, _>>()?;
+        share_biases(c, &mut layers)?;
         // without this norm a block is parallel: all layers must have it, or none
         let lacks_norm = |l: &Layer| l.ffn_norm.is_none() && !matches!(l.ffn, FeedForward::None);
         if layers.iter().any(|l| l.ffn_norm.is_some())
@@ -46,6 +48,11 @@ impl Weights {
                 Some(tensors.matrix("token_types.weight")?)
             } else {
                 None
+            },
+            low_state: tensors.optional("hrm.z_l_init"),
+            altup: match (tensors.matrices("altup_proj.weight"), tensors.matrices("altup_unembd_proj.weight")) {
+                (Some(split), Some(merge)) => Some(AltUpProjections { split, merge }),
+                _ => None,
             },
             layer_embeddings: match c.n_embd_layer {
                 0 => None,
@@ -131,9 +138,40 @@ fn projections(tensors: &mut LoadedTensors, mut width: usize) -> Result<Vec<Line
     Ok(all)
 }
 
+/// A norm of heads, with a factor per element if the file has one per head.
+fn per_element(norm: Norm, dim: usize) -> Norm {
+    if norm.width > 1 || norm.bias.is_some() {
+        return norm;
+    }
+    let weight = norm.weight.iter().flat_map(|w| core::iter::repeat_n(*w, dim)).collect();
+    Norm { weight, width: dim, ..norm }
+}
+
+/// Biases by distance, (n_head, 2 * max + 1), from those of buckets, (buckets, n_head). Half of the buckets are for later
+/// tokens. Half of those have one distance each, the others ranges that grow with the logarithm (T5).
+fn distance_biases(values: &[f32], n_head: usize, max: usize) -> Vec<f32> {
+    let n = values.len() / n_head / 2;
+    let exact = (n / 2).max(1);
+    let bucket = |i: usize| {
+        let distance = i.abs_diff(max);
+        let bucket = match distance < exact {
+            true => distance,
+            false => {
+                // in single precision, as the model's makers
+                let log = |x: f64| ln(x) as f32;
+                let part = log((distance as f32 / exact as f32).into()) / log(max as f64 / exact as f64);
+                (exact + (part * (n - exact) as f32) as usize).min(n - 1)
+            }
+        };
+        bucket + if i > max { n } else { 0 }
+    };
+    (0..n_head).flat_map(|h| (0..2 * max + 1).map(move |i| values[bucket(i) * n_head + h])).collect()
+}
+
 fn attention(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<AttentionWeights, LoadError> {
     let name = |part: &str| format!("blk.{i}.{part}");
-    let (heads, owns_kv) = (&c.layers[i].heads, c.layers[i].owns_kv);
+    let config = c.block(i);
+    let (heads, owns_kv) = (&config.heads, config.owns_kv);
     let has_values = tensors.has(&name("attn_v.weight")) || tensors.has(&name("attn_qkv.weight"));
     let values_from_keys = owns_kv && c.arch.values_from_keys && !has_values;
     if values_from_keys && heads.key_dim != heads.value_dim {
@@ -162,7 +200,7 @@ fn attention(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Attent
     if gate_at.is_some() {
         qkv.push(linear(tensors, &name("attn_gate"))?);
     }
-    let head_norm = || plain(c.plain_head_norms && c.layers[i].rope.is_some(), heads.key_dim);
+    let head_norm = || plain(c.plain_head_norms && config.rope.is_some(), heads.key_dim);
     Ok(AttentionWeights {
         qkv,
         kv_at,
@@ -170,21 +208,43 @@ fn attention(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Attent
         values_from_keys,
         v_norm: plain(c.arch.plain_value_norm, heads.value_dim),
         attn_sub_norm: norm(tensors, &name("attn_sub_norm"))?,
+        distance_bias: match tensors.vector(&name("attn_rel_b.weight")) {
+            Some((values, n_head)) => Some(distance_biases(&values, n_head, c.arch.relative_distance)),
+            None => None,
+        },
         sinks: tensors.optional(&name("attn_sinks.weight")),
-        q_norm: norm(tensors, &name("attn_q_norm"))?.or_else(head_norm),
-        k_norm: norm(tensors, &name("attn_k_norm"))?.or_else(head_norm),
+        q_norm: norm(tensors, &name("attn_q_norm"))?.map(|n| per_element(n, heads.key_dim)).or_else(head_norm),
+        k_norm: norm(tensors, &name("attn_k_norm"))?.map(|n| per_element(n, heads.key_dim)).or_else(head_norm),
         o: linear(tensors, &name("attn_output"))?,
     })
 }
 
+/// Layers without biases by distance have those of the first.
+fn share_biases(c: &Config, layers: &mut [Layer]) -> Result<(), LoadError> {
+    let mut first: Option<Vec<f32>> = None;
+    for (i, layer) in layers.iter_mut().enumerate().filter(|_| c.relative_buckets > 0) {
+        let Mixer::Attention(a) = &mut layer.mixer else { continue };
+        let len = c.block(i).heads.n_head * (2 * c.arch.relative_distance + 1);
+        if a.distance_bias.is_none() {
+            a.distance_bias = first.clone().filter(|biases| biases.len() == len);
+        }
+        match &a.distance_bias {
+            None => return Err(missing(&format!("blk.{i}.attn_rel_b.weight"))),
+            Some(biases) if first.is_none() => first = Some(biases.clone()),
+            Some(_) => {}
+        }
+    }
+    Ok(())
+}
+
 fn mixer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Mixer, LoadError> {
-    let kind = c.layers[i].mixer;
+    let kind = c.block(i).mixer;
     let recurrent = match c.recurrent.as_ref().filter(|_| kind.is_recurrent()) {
         Some(config) => Some(Recurrent::load(config, tensors, i)?),
         None => None,
     };
-    if let Some(sizes) = c.layers[i].heads.latent {
-        return Ok(Mixer::Latent(Box::new(LatentWeights::load(&c.layers[i], sizes, tensors, i)?)));
+    if let Some(sizes) = c.block(i).heads.latent {
+        return Ok(Mixer::Latent(Box::new(LatentWeights::load(c.block(i), sizes, tensors, i)?)));
     }
     let attention = if kind.has_attention() { Some(attention(tensors, c, i)?) } else { None };
     if kind == MixerKind::Linear {
@@ -207,14 +267,14 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
         core::mem::swap(&mut attn_norm, &mut ffn_norm);
     }
     let ffn = match &c.experts {
-        _ if !c.layers[i].has_ffn => FeedForward::None,
+        _ if !c.block(i).has_ffn => FeedForward::None,
         Some(e) if tensors.has(&name("ffn_gate_inp.weight")) => {
-            FeedForward::Experts(Box::new(experts(tensors, c, (e.n, c.layers[i].n_ff), &name)?))
+            FeedForward::Experts(Box::new(experts(tensors, c, (e.n, c.block(i).n_ff), &name)?))
         }
         _ if tensors.has(&name("channel_mix_key.weight")) => {
             FeedForward::ChannelMix(Box::new(ChannelMix::load(tensors, &name)?))
         }
-        _ => FeedForward::Dense(Box::new(dense(tensors, c.layers[i].n_ff, "", &name)?)),
+        _ => FeedForward::Dense(Box::new(dense(tensors, c.block(i).n_ff, "", &name)?)),
     };
     let is_partial = matches!(mixer, Mixer::None) || matches!(ffn, FeedForward::None);
     if matches!(mixer, Mixer::None) && ffn_norm.is_none() {
@@ -235,6 +295,7 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
     let order = match (norm(tensors, &name("attn_output_norm"))?, norm(tensors, &name("layer_output_norm"))?) {
         (Some(attn), Some(ffn)) => ResidualOrder::PostNorm([attn, ffn]),
         _ if parallel => ResidualOrder::Parallel,
+        _ if c.n_altup > 0 => ResidualOrder::AltUp(Box::new(altup(tensors, &name)?)),
         _ if c.arch.normed_residual => ResidualOrder::Normed,
         _ if c.residual_block > 0 => {
             let [attn, ffn] = ["attn_res_score.weight", "ffn_res_score.weight"].map(|p| tensors.required(&name(p)));
@@ -250,6 +311,7 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
             norm: required_norm(tensors, &name("post_norm"))?,
         }),
     };
+    let output_scale = tensors.optional(&name("layer_output_scale.weight")).and_then(|v| v.first().copied());
     let with_eps = |norm: Norm| Norm { eps: c.arch.post_norm_eps, ..norm };
     Ok(Layer {
         order,
@@ -259,12 +321,30 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
         ffn,
         post_ffn_norm: norm(tensors, &name("post_ffw_norm"))?.map(with_eps),
         embedding,
-        output_scale: tensors
-            .optional(&name("layer_output_scale.weight"))
-            .and_then(|v| v.first().copied())
-            .or(c.layers[i].output_scale),
+        output_scale: output_scale.filter(|_| !c.arch.embedding_skips),
+        embedding_skip: output_scale.filter(|_| c.arch.embedding_skips),
         attn_norm,
         ffn_norm,
+    })
+}
+
+fn altup(tensors: &mut LoadedTensors, name: &dyn Fn(&str) -> String) -> Result<AltUp, LoadError> {
+    let laurel = Laurel {
+        left: linear(tensors, &name("laurel_l"))?,
+        right: linear(tensors, &name("laurel_r"))?,
+        norm: required_norm(tensors, &name("laurel_post_norm"))?,
+    };
+    if laurel.left.w.rows() != laurel.right.w.k() {
+        let [found, expected] = [laurel.right.w.k(), laurel.left.w.rows()].map(|rank| format!("rank {rank}"));
+        return Err(tensor_error(&name("laurel_r.weight"), &found, &format!("{expected}, that of laurel_l.weight")));
+    }
+    Ok(AltUp {
+        router_norm: required_norm(tensors, &name("altup_router_norm"))?,
+        router: linear(tensors, &name("altup_router"))?,
+        predict: tensors.required(&name("altup_predict_coef.weight"))?,
+        correct: tensors.required(&name("altup_correct_coef.weight"))?,
+        correct_scale: tensors.required(&name("altup_correct_scale.weight"))?,
+        laurel,
     })
 }
 
@@ -309,6 +389,19 @@ fn experts(
     let up = if let Some(fused) = fused { fused } else { stack("ffn_up")? };
     let down = stack("ffn_down")?;
     let biases = ["gate", "up", "down"].map(|part| tensors.optional(&name(&format!("ffn_{part}_exps.bias"))));
+    let mut adjugate = |part: &str| {
+        let name = name(&format!("ffn_{part}_chexps.weight"));
+        tensors.matrices(&name).ok_or(LoadError::MissingTensor { name })
+    };
+    let adjugates = match c.experts.and_then(|e| e.adjugates) {
+        Some(_) => Some(ExpertMatrices {
+            gate: adjugate("gate")?,
+            up: adjugate("up")?,
+            down: adjugate("down")?,
+            biases: Default::default(),
+        }),
+        None => None,
+    };
     let shared_gate = name("ffn_gate_inp_shexp");
     let shared = if tensors.has(&name("ffn_up_shexp.weight")) {
         let gate = match tensors.has(&format!("{shared_gate}.weight")) {
@@ -345,16 +438,14 @@ fn experts(
     Ok(Experts {
         router: linear(tensors, &name("ffn_gate_inp"))?,
         selection_bias,
-        gate,
-        up,
-        down,
+        matrices: ExpertMatrices { gate, up, down, biases },
+        adjugates,
         latent,
         latent_norm: norm(tensors, &name("ffn_latent_norm"))?,
         input_norm,
         router_norm,
         post_norm: norm(tensors, &name("post_ffw_norm_2"))?,
         output_scale: tensors.optional(&name("ffn_down_exps.scale")),
-        biases,
         shared,
     })
 }

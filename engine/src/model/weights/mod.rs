@@ -60,12 +60,10 @@ pub struct Experts {
     pub router: Linear,
     /// Added to the scores by which experts are selected (n_expert).
     pub selection_bias: Option<Vec<f32>>,
-    /// (n_ff, width), one per expert; empty without gates.
-    pub gate: Vec<Matrix>,
-    /// (n_ff, width), one per expert.
-    pub up: Vec<Matrix>,
-    /// (width, n_ff), one per expert.
-    pub down: Vec<Matrix>,
+    /// The experts.
+    pub matrices: ExpertMatrices,
+    /// Adjugate experts, which groups of experts share.
+    pub adjugates: Option<ExpertMatrices>,
     /// Projections to and from the latent space that experts work in (width, n_embd), (n_embd, width).
     pub latent: Option<[Linear; 2]>,
     /// Norm of the experts' sum in that space (width).
@@ -78,10 +76,32 @@ pub struct Experts {
     pub post_norm: Option<Norm>,
     /// Factor on the output of each expert.
     pub output_scale: Option<Vec<f32>>,
-    /// Biases of gate, up and down: one row per expert.
-    pub biases: [Option<Vec<f32>>; 3],
     /// An expert that all tokens go through.
     pub shared: Option<SharedExpert>,
+}
+
+/// Experts that are selected for each token.
+pub struct ExpertMatrices {
+    /// (n_ff, width), one per expert; empty without gates.
+    pub gate: Vec<Matrix>,
+    /// (n_ff, width), one per expert.
+    pub up: Vec<Matrix>,
+    /// (width, n_ff), one per expert.
+    pub down: Vec<Matrix>,
+    /// Biases of gate, up and down: one row per expert.
+    pub biases: [Option<Vec<f32>>; 3],
+}
+
+impl ExpertMatrices {
+    fn all(&self) -> impl Iterator<Item = &Matrix> {
+        self.gate.iter().chain(&self.up).chain(&self.down)
+    }
+
+    /// Bytes that a token with `n_used` experts does not read.
+    fn unused_bytes(&self, n_used: usize) -> usize {
+        let (n, bytes) = (self.up.len(), self.all().map(Matrix::len_bytes).sum::<usize>());
+        bytes / n.max(1) * n.saturating_sub(n_used)
+    }
 }
 
 /// An expert that all tokens go through.
@@ -92,6 +112,40 @@ pub struct SharedExpert {
     pub ffn: Dense,
     /// Norm after it (n_embd).
     pub post_norm: Option<Norm>,
+}
+
+/// Weights of AltUp in a layer.
+pub struct AltUp {
+    /// Norm of the router's input (n_embd).
+    pub router_norm: Norm,
+    /// (n_altup, n_embd)
+    pub router: Linear,
+    /// (n_altup, n_altup, n_altup): factors of the predictions, by stream, stream that it reads, and router output.
+    pub predict: Vec<f32>,
+    /// (n_altup, n_altup): factors of the corrections, by stream and router output.
+    pub correct: Vec<f32>,
+    /// Factor on the first stream before the layer's embedding (n_embd).
+    pub correct_scale: Vec<f32>,
+    /// A low-rank path beside attention.
+    pub laurel: Laurel,
+}
+
+/// A low-rank residual path: `x + norm(right left x)`.
+pub struct Laurel {
+    /// (rank, n_embd)
+    pub left: Linear,
+    /// (n_embd, rank)
+    pub right: Linear,
+    /// (n_embd)
+    pub norm: Norm,
+}
+
+/// Projections between the residual stream outside of the layers and the streams of AltUp but the first (n_embd, n_embd).
+pub struct AltUpProjections {
+    /// To the streams.
+    pub split: Vec<Matrix>,
+    /// From the streams.
+    pub merge: Vec<Matrix>,
 }
 
 /// Embeddings of a layer: `x = x + norm(proj(act(gate x) * embedding))`.
@@ -143,6 +197,8 @@ pub struct AttentionWeights {
     pub v_norm: Option<Norm>,
     /// Norm before the output projection (n_head * value_dim).
     pub attn_sub_norm: Option<Norm>,
+    /// Biases on scores (n_head, 2 * relative_distance + 1), by distance of the key from `-relative_distance` on.
+    pub distance_bias: Option<Vec<f32>>,
     /// Attention sinks (n_head).
     pub sinks: Option<Vec<f32>>,
     /// Norm of query heads.
@@ -189,6 +245,8 @@ pub struct Layer {
     pub embedding: Option<LayerEmbedding>,
     /// Factor on the residual stream after the layer.
     pub output_scale: Option<f32>,
+    /// Factor on the token's embedding, which is added after the layer.
+    pub embedding_skip: Option<f32>,
     /// Order of norms, sub-layers and residual sums.
     pub order: ResidualOrder,
 }
@@ -199,6 +257,8 @@ pub enum ResidualOrder {
     Serial,
     /// Attention and feed-forward read the same residual stream.
     Parallel,
+    /// Several residual streams (`ForwardPass::altup_block`).
+    AltUp(Box<AltUp>),
     /// Post-norm: these norms (n_embd) follow the two residual sums, and none comes before.
     PostNorm([Norm; 2]),
     /// The residual stream is the output of the norms.
@@ -232,6 +292,10 @@ pub struct Weights {
     pub positions: Option<Matrix>,
     /// Norm of the sum of embeddings (n_embd).
     pub embedding_norm: Option<Norm>,
+    /// The low state before the first pass, in models with nested cycles (n_embd).
+    pub low_state: Option<Vec<f32>>,
+    /// Projections of the residual streams, if there are several.
+    pub altup: Option<AltUpProjections>,
     /// Embeddings of the layers.
     pub layer_embeddings: Option<LayerEmbeddings>,
     /// The layers, in order.
@@ -317,13 +381,17 @@ impl Layer {
             Mixer::Linear(linear) => vec![&linear.w],
             Mixer::None => Vec::new(),
         };
+        if let ResidualOrder::AltUp(altup) = &self.order {
+            all.extend([&altup.router.w, &altup.laurel.left.w, &altup.laurel.right.w]);
+        }
         all.extend(self.embedding.iter().flat_map(|e| [&e.gate.w, &e.proj.w]));
         match &self.ffn {
             FeedForward::None => {}
             FeedForward::Dense(ffn) => all.extend(ffn.matrices()),
             FeedForward::ChannelMix(mix) => all.extend(mix.matrices()),
             FeedForward::Experts(e) => {
-                all.extend([&e.router.w].into_iter().chain(&e.gate).chain(&e.up).chain(&e.down));
+                all.extend([&e.router.w].into_iter().chain(e.matrices.all()));
+                all.extend(e.adjugates.iter().flat_map(ExpertMatrices::all));
                 all.extend(e.latent.iter().flatten().map(|l| &l.w));
                 if let Some(shared) = &e.shared {
                     all.extend(shared.gate.iter().map(|g| &g.w).chain(shared.ffn.matrices()));
@@ -341,6 +409,7 @@ impl Weights {
         let layers = self.layers.iter().flat_map(Layer::matrices);
         let heads = self.classifier.iter().flat_map(Classifier::linears);
         let projections = self.projections.iter().chain(heads).map(|projection| &projection.w);
+        let projections = projections.chain(self.altup.iter().flat_map(|a| a.split.iter().chain(&a.merge)));
         let projections = projections.chain(self.layer_embeddings.iter().flat_map(|e| [&e.table, &e.proj.w]));
         outside.into_iter().flatten().chain(layers).chain(projections).map(Matrix::len_bytes).sum()
     }
@@ -350,12 +419,13 @@ impl Weights {
         let layer = |layer: &Layer| -> usize {
             let all: usize = layer.matrices().into_iter().map(Matrix::len_bytes).sum();
             let (FeedForward::Experts(e), Some(experts)) = (&layer.ffn, &c.experts) else { return all };
-            let choice: usize = e.gate.iter().chain(&e.up).chain(&e.down).map(Matrix::len_bytes).sum();
-            all - choice / experts.n * (experts.n - experts.n_used)
+            let choices = [&e.matrices].into_iter().chain(&e.adjugates);
+            all - choices.map(|m| m.unused_bytes(experts.n_used)).sum::<usize>()
         };
-        let projection = self.layer_embeddings.as_ref().map_or(0, |e| e.proj.w.len_bytes());
+        let projection = self.layer_embeddings.as_ref().map_or(0, |e| e.proj.w.len_bytes())
+            + self.altup.iter().flat_map(|a| a.split.iter().chain(&a.merge)).map(Matrix::len_bytes).sum::<usize>();
         self.output.as_ref().unwrap_or(&self.embedding).len_bytes()
             + projection
-            + self.layers.iter().map(layer).sum::<usize>()
+            + c.layers.iter().map(|config| layer(&self.layers[config.block])).sum::<usize>()
     }
 }

@@ -7,11 +7,27 @@ const MAX = 50;
 const digits = (_, value) => (typeof value === "bigint" ? { bigint: String(value) } : value);
 const numbers = (_, value) => (typeof value?.bigint === "string" ? BigInt(value.bigint) : value);
 
-/** `{ id, title, messages }`, the one that was changed last first. */
+/** Whether a node is one, below an earlier one. */
+const isNode = (node, i) =>
+  typeof node?.role === "string" &&
+  typeof node.content === "string" &&
+  Number.isInteger(node.parent) &&
+  node.parent >= -1 &&
+  node.parent < i;
+
+/** A conversation as this version keeps it: the first versions had a list of messages. */
+function current({ id, title, messages, nodes, leaf }) {
+  const tree = nodes ?? messages?.map((message, i) => ({ ...message, parent: i - 1 }));
+  if (typeof id !== "string" || !Array.isArray(tree) || !tree.every(isNode)) return [];
+  const last = Number.isInteger(leaf) && leaf >= -1 && leaf < tree.length ? leaf : tree.length - 1;
+  return [{ id, title: String(title), nodes: tree, leaf: last }];
+}
+
+/** `{ id, title, nodes, leaf }`, the one that was changed last first. */
 export function list() {
   try {
     const all = JSON.parse(localStorage.getItem(KEY) ?? "[]", numbers);
-    return Array.isArray(all) ? all.filter(({ id, messages }) => typeof id === "string" && Array.isArray(messages)) : [];
+    return Array.isArray(all) ? all.flatMap((kept) => (kept ? current(kept) : [])) : [];
   } catch {
     return []; // no storage, or not ours
   }

@@ -2,10 +2,12 @@
 
 import { $, element } from "./dom.js";
 
+/** Tokens that are shown. */
+const MAX_SHOWN = 4096;
+
 export class Verifier {
-  /** `model()` returns the loaded model. */
-  constructor(model) {
-    this.model = model;
+  constructor(backend) {
+    this.backend = backend;
     $("verify-form").onsubmit = (event) => {
       event.preventDefault();
       this.verify($("receipt").value);
@@ -18,27 +20,30 @@ export class Verifier {
   /** Reads a receipt from a file. */
   async take(file) {
     if (!file) return;
-    $("receipt").value = await file.text();
-    this.verify($("receipt").value);
+    this.show(await file.text());
+  }
+
+  /** Shows a receipt and verifies it. */
+  show(text) {
+    $("receipt").value = text;
+    this.verify(text);
   }
 
   async verify(text) {
     const turn = ++this.turn;
-    const model = this.model();
     const say = (verdict, className) => Object.assign($("verdict"), { textContent: verdict, className });
     $("steps").replaceChildren();
-    if (!model) return say("Load a model first.", "bad");
+    if (!this.backend.model) return say("Load a model first.", "bad");
     say("Replaying the answer", "");
     try {
       const began = performance.now();
-      const result = await model.verify(text);
+      const result = await this.backend.verify(text);
       const ms = performance.now() - began;
       const { output } = JSON.parse(text);
       // tokens before the first difference
       const agreed = result.verified ? output.length : (result.step ?? 0);
-      // the receipt of another model may have ids that this one lacks
-      const said = (id) => model.detokenize([id]).catch(() => `[${id}]`);
-      const texts = await Promise.all(output.slice(0, 4096).map(said));
+      const shown = output.slice(0, MAX_SHOWN);
+      const texts = await this.backend.texts(shown).catch(() => shown.map((id) => `[${id}]`));
       if (turn !== this.turn) return;
       const wrong = !result.verified && result.step !== null ? result.step : -1;
       $("steps").append(
