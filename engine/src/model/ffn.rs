@@ -66,6 +66,9 @@ impl ForwardPass<'_, '_> {
                         let sum = &mut sum[..self.n * stride];
                         self.rows.linear(down, x_experts, input, &mut step.words);
                         self.experts(i, experts, ExpertRows { x: input, stride, router: x_router, y: sum }, s, step);
+                        if let Some(norm) = &experts.latent_norm {
+                            self.rows.norm_beginnings(norm, sum, stride);
+                        }
                         let sum = Floats { x: sum, stride };
                         self.rows.matrix(&up.w, up.bias.as_deref(), sum, y, &mut step.words);
                         s.latent = latent;
@@ -113,6 +116,7 @@ impl ForwardPass<'_, '_> {
             swiglu: Swiglu::Plain,
             limit,
             xielu: self.model.config.layers[i].xielu,
+            situ: self.model.config.situ,
         };
         self.rows.activate(activation, wide, stride, ffn.up.part_starts.get(1).copied(), w.k());
         if let Some(norm) = &ffn.sub_norm {
@@ -259,7 +263,8 @@ impl ForwardPass<'_, '_> {
         add_biases(wide, stride, &e.biases[0], 0, n_ff);
         add_biases(wide, stride, &e.biases[1], up_at, n_ff);
         let (arch, limit) = (&self.model.config.arch, self.model.config.layers[i].expert_limit);
-        let activation = FfnActivation { act: arch.act, swiglu: arch.swiglu, limit, xielu: None };
+        let situ = self.model.config.situ;
+        let activation = FfnActivation { act: arch.act, swiglu: arch.swiglu, limit, xielu: None, situ };
         rows.activate(activation, wide, stride, (up_at > 0).then_some(up_at), n_ff);
 
         let outputs = &mut s.outputs[..total * padded(d)];

@@ -14,6 +14,7 @@ pub mod mixers;
 mod passes;
 mod projection;
 mod recommended;
+mod residual_attention;
 
 pub(crate) mod roles;
 pub mod rotary;

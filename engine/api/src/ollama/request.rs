@@ -400,7 +400,7 @@ mod tests {
             (schema.constraint.json_schema, schema.options.stream),
             (Some(json!({ "type": "object" })), Some(false))
         );
-        let free = chat(json!({ "options": { "num_predict": -1 }, "format": "" })).expect("a request");
+        let free = chat(json!({ "options": { "num_predict": 0 }, "format": "" })).expect("a request");
         assert_eq!(free.options.max_tokens, None);
     }
 
@@ -424,7 +424,7 @@ mod tests {
             (json!({ "context": [1] }), "context"),
             (json!({ "logprobs": true }), "logprobs"),
             (json!({ "options": { "mirostat": 1 } }), "options.mirostat"),
-            (json!({ "options": { "num_predict": 0 } }), "options.num_predict"),
+            (json!({ "options": { "num_predict": -3 } }), "options.num_predict"),
             (json!({ "format": 3 }), "format"),
             (json!({ "think": "some" }), "think"),
         ] {

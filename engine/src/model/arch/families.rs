@@ -125,6 +125,12 @@ const GROK_KEYS: &[&str] = &["logit_scale", "embedding_scale", "attention.output
 const FFN_NORM: &[(&str, &str)] = &[("post_attention_norm", "ffn_norm")];
 const FALCON: &[(&str, &str)] = &[("attn_norm_2", "ffn_norm")];
 
+const KIMI_K3: &[(&str, &str)] = &[
+    ("ffn_routed_down", "ffn_latent_down"),
+    ("ffn_routed_norm", "ffn_latent_norm"),
+    ("ffn_routed_up", "ffn_latent_up"),
+];
+
 /// All supported families. Mistral and Mixtral files use `llama`. `fixtures/README.md` lists the rows that are checked
 /// against other implementations.
 pub const ARCHS: &[Arch] = &[
@@ -148,6 +154,7 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "rwkv7", aliases: FALCON, ..RWKV },
     RWKV,
     Arch { name: "kimi-linear", rotated: Rotated::None, ..BASE },
+    Arch { name: "kimi-k3", rotated: Rotated::None, aliases: KIMI_K3, ..BASE },
     Arch {
         name: "bailingmoe3",
         rope: Some(RopeStyle::Interleaved),

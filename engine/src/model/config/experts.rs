@@ -127,10 +127,7 @@ pub(super) fn experts(
     Ok(Some(ExpertsConfig {
         n,
         n_used,
-        width: match keys.u32("moe_latent_size")? {
-            None | Some(0) => n_embd,
-            v => keys.in_range("moe_latent_size", v, 1..=MAX_WIDTH)?,
-        },
+        width: latent_width(keys)?.unwrap_or(n_embd),
         n_ff: expert_ff,
         n_ff_shared,
         gating,
@@ -139,4 +136,14 @@ pub(super) fn experts(
         normalised: over_selected || keys.bool("expert_weights_norm")?.unwrap_or(arch.normalised_experts),
         scale: keys.optional("expert_weights_scale")?.unwrap_or(1.0),
     }))
+}
+
+/// Width of the latent space of the experts, if they have one.
+fn latent_width(keys: &Keys<'_, '_>) -> Result<Option<usize>, LoadError> {
+    for name in ["moe_latent_size", "expert_latent_length"] {
+        if let Some(width @ 1..) = keys.u32(name)? {
+            return keys.in_range(name, Some(width), 1..=MAX_WIDTH).map(Some);
+        }
+    }
+    Ok(None)
 }

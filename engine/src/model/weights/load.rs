@@ -66,6 +66,7 @@ impl Weights {
             positions: if c.learned_positions { Some(tensors.matrix("position_embd.weight")?) } else { None },
             layers,
             final_norm: norm(tensors, "output_norm")?.or(plain(c.arch.plain_norms, c.n_embd)),
+            residual_score: tensors.optional("output_res_score.weight"),
             output_bias: tensors.optional("output.bias"),
             output: if tensors.has("output.weight") { Some(tensors.matrix("output.weight")?) } else { None },
             rope_divisors,
@@ -296,6 +297,10 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
         _ if parallel => ResidualOrder::Parallel,
         _ if c.n_altup > 0 => ResidualOrder::AltUp(Box::new(altup(tensors, &name)?)),
         _ if c.arch.normed_residual => ResidualOrder::Normed,
+        _ if c.residual_block > 0 => {
+            let [attn, ffn] = ["attn_res_score.weight", "ffn_res_score.weight"].map(|p| tensors.required(&name(p)));
+            ResidualOrder::Attended([attn?, ffn?])
+        }
         _ => ResidualOrder::Serial,
     };
     let embedding = match c.n_embd_layer {
@@ -436,6 +441,7 @@ fn experts(
         matrices: ExpertMatrices { gate, up, down, biases },
         adjugates,
         latent,
+        latent_norm: norm(tensors, &name("ffn_latent_norm"))?,
         input_norm,
         router_norm,
         post_norm: norm(tensors, &name("post_ffw_norm_2"))?,

@@ -66,6 +66,8 @@ pub struct Experts {
     pub adjugates: Option<ExpertMatrices>,
     /// Projections to and from the latent space that experts work in (width, n_embd), (n_embd, width).
     pub latent: Option<[Linear; 2]>,
+    /// Norm of the experts' sum in that space (width).
+    pub latent_norm: Option<Norm>,
     /// Norm of the experts' input, where that is not the feed-forward's (n_embd).
     pub input_norm: Option<Norm>,
     /// Norm of the router's input, where that is not the experts' (n_embd).
@@ -261,6 +263,8 @@ pub enum ResidualOrder {
     PostNorm([Norm; 2]),
     /// The residual stream is the output of the norms.
     Normed,
+    /// Attention and feed-forward read a mix of earlier residual streams, with these weights (n_embd).
+    Attended([Vec<f32>; 2]),
 }
 
 /// Divisors of the RoPE frequencies, one per pair.
@@ -300,6 +304,8 @@ pub struct Weights {
     pub final_norm: Option<Norm>,
     /// (n_vocab, n_embd); `None` if tied to the embedding.
     pub output: Option<Matrix>,
+    /// Weights of the mix of residual streams before the final norm (n_embd).
+    pub residual_score: Option<Vec<f32>>,
     /// One value per logit.
     pub output_bias: Option<Vec<f32>>,
     /// Divisors of the RoPE frequencies.
