@@ -116,6 +116,9 @@ fn public_routes() -> Router<Arc<Server>> {
         // aliases
         .route("/generate", post(generate::generate))
         .route("/chat", post(chat::chat_completions))
+        .route("/chat/completions", post(chat::chat_completions))
+        .route("/responses", post(responses::responses))
+        .route("/responses/input_tokens", post(responses::input_tokens))
         .route("/embeddings", post(embeddings::embeddings))
         // llama-server
         .route("/tokenize", post(llama_server::tokenize))
@@ -128,10 +131,11 @@ fn public_routes() -> Router<Arc<Server>> {
         .route("/completions", post(llama_server::completion))
         .route("/infill", post(llama_server::infill))
         .route("/embedding", post(llama_server::embedding))
-        .route("/apply-template", post(tokenize::apply_template))
+        .route("/apply-template", post(tokenize::apply_template_without_bos))
         .route("/props", get(llama_server::props))
         .route("/lora-adapters", get(llama_server::lora_adapters))
         .route("/v1/chat/completions/input_tokens", post(llama_server::chat_input_tokens))
+        .route("/chat/completions/input_tokens", post(llama_server::chat_input_tokens))
         // Jina, Cohere, llama-server and Text Embeddings Inference
         .route("/v1/rerank", post(rerank::rerank))
         .route("/v2/rerank", post(rerank::rerank))

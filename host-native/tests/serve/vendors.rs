@@ -101,6 +101,32 @@ fn every_api_streams_the_same_answer() {
     let fields = ["content", "generation_settings/n_predict", "nothing"];
     let chosen = server.ok("/completion", &with(&body, json!({ "response_fields": fields })));
     assert_eq!(chosen, json!({ "content": expected, "generation_settings/n_predict": N }));
+    let all = server.ok("/completion", &with(&body, json!({ "response_fields": [] })));
+    assert_eq!(all["content"], json!(expected));
+    assert!(stream.iter().all(|(_, data)| data["stop"] == true || data["tokens"] != json!([])));
+
+    // several prompts, of all forms
+    let tokens = prompt["tokens"].as_array().expect("tokens").clone();
+    let once = json!({ "prompt_string": "Once" });
+    let body = with(&body, json!({ "prompt": [tokens, "Once", once, [0, "On", "ce"]] }));
+    let all = server.ok("/completion", &body);
+    let contents: Vec<&Value> = all.as_array().expect("a list").iter().map(|one| &one["content"]).collect();
+    assert_eq!((contents[0], contents[1], contents.len()), (&json!(expected), contents[2], 4));
+    let stream = events(&server.post("/completion", &with(&body, json!({ "stream": true }))));
+    for (index, content) in contents.into_iter().enumerate() {
+        let parts = stream.iter().map(|(_, data)| data).filter(|data| data["index"] == index);
+        assert_eq!(&json!(join(parts, "/content")), content);
+    }
+
+    // texts whose tokens are biased, and end tokens that are not sampled
+    let body = json!({ "prompt": "Once", "n_predict": 2, "ignore_eos": true, "logit_bias": { " upon": -100 }, "temperature": 0 });
+    let settings = server.ok("/completion", &body)["generation_settings"].clone();
+    assert_eq!(settings["logit_bias"][0]["bias"], -100.0);
+    assert!(settings["logit_bias"].as_array().expect("a list").iter().any(|one| one["bias"].is_null()), "{settings}");
+
+    // the context is full
+    let full = server.ok("/completion", &json!({ "prompt": "Once", "ignore_eos": true }));
+    assert_eq!((&full["truncated"], &full["stop_type"]), (&json!(true), &json!("limit")));
 }
 
 #[test]

@@ -6,9 +6,12 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use starling::engine::FinishReason;
 use starling::model::Model;
+use starling::sampler::SamplingOptions;
+use starling::tokenizer::DecodeOptions;
 
 use crate::answer::{Answer, SampledToken, token_text_lossy};
 use crate::clock::Clock;
+use crate::openai::options::{OneOrMany, Options};
 use crate::openai::response::ResponseHead;
 use crate::parts::stop_string;
 use crate::shared::SharedStr;
@@ -19,11 +22,11 @@ use crate::update::Update;
 #[derive(Debug, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LlamaCompletion {
-    /// Always 0.
+    /// Index of the prompt.
     pub index: usize,
     /// Text.
     pub content: String,
-    /// Tokens, if requested.
+    /// Tokens; of a whole answer only if requested.
     pub tokens: Vec<u32>,
     /// Slot of the request; -1 if it names none.
     pub id_slot: i64,
@@ -52,7 +55,7 @@ pub struct LlamaEnd {
     pub prompt: String,
     /// Whether the answer has a newline.
     pub has_new_line: bool,
-    /// Always false: no prompt is cut.
+    /// Whether the answer ended because the context is full. No prompt is cut.
     pub truncated: bool,
     /// `eos`, `word`, `limit` or `none`.
     pub stop_type: &'static str,
@@ -85,9 +88,9 @@ pub struct Timings {
     pub predicted_n: usize,
     /// Time to generate them, in milliseconds.
     pub predicted_ms: f64,
-    /// Milliseconds per generated token.
+    /// Milliseconds per token after the first, which needs no step of its own.
     pub predicted_per_token_ms: f64,
-    /// Generated tokens per second.
+    /// Tokens after the first per second.
     pub predicted_per_second: f64,
 }
 
@@ -113,10 +116,14 @@ pub struct TokenProbability {
 pub struct LlamaPlan {
     /// The model, for texts of tokens.
     pub model: Arc<Model>,
-    /// Tokens of the prompt.
-    pub tokens: Vec<u32>,
+    /// Tokens of the prompts.
+    pub prompts: Vec<Vec<u32>>,
+    /// Context size in tokens.
+    pub n_ctx: usize,
     /// Stop strings of the request.
     pub stops: Vec<String>,
+    /// Tokens that end an answer.
+    pub end_tokens: Vec<u32>,
     /// Slot of the request.
     pub id_slot: i64,
     /// Options of the request.
@@ -133,17 +140,21 @@ pub struct LlamaPlan {
     pub is_prompt_only: bool,
 }
 
-/// Writes an answer.
+/// Writes the answers to the prompts of a request.
 pub struct LlamaWriter<C> {
     plan: LlamaPlan,
     model_name: SharedStr,
     clock: C,
+    answers: Vec<LlamaAnswer>,
+}
+
+/// The answer to a prompt.
+#[derive(Default)]
+struct LlamaAnswer {
     started: u64,
     prefilled: u64,
     answer: Answer,
-    /// Text and log-probabilities of the last token, held until it is known not to be the end token.
-    pending: Option<(String, SampledToken)>,
-    last: Option<LlamaEnd>,
+    end: Option<LlamaEnd>,
     /// Where the last line of the answer begins; 0 for its first line.
     line_start: usize,
 }
@@ -167,44 +178,25 @@ fn end_of_indented(text: &str, n: usize, line_start: &mut usize) -> Option<usize
     }
 }
 
-fn milliseconds(from: u64, to: u64) -> f64 {
-    to.saturating_sub(from) as f64 / 1e6
-}
-
-impl<C: Clock> LlamaWriter<C> {
-    /// A writer of an answer without text.
-    pub fn new(plan: LlamaPlan, head: &ResponseHead, clock: C) -> LlamaWriter<C> {
-        LlamaWriter {
-            plan,
-            model_name: head.model.clone(),
-            clock,
-            started: 0,
-            prefilled: 0,
-            answer: Answer::default(),
-            pending: None,
-            last: None,
-            line_start: 0,
-        }
-    }
-
+impl LlamaAnswer {
     /// The update as the answer has it: without text if only the prompt is processed, and the last one at a line that is
     /// not indented.
-    fn limited(&mut self, update: Update) -> Update {
+    fn limited(&mut self, plan: &LlamaPlan, update: Update) -> Update {
         let length = |text, n_tokens| Update::Done { text, reason: FinishReason::Length, n_tokens, receipt: None };
-        if self.plan.is_prompt_only {
+        if plan.is_prompt_only {
             return match update {
                 Update::Token { .. } | Update::Done { .. } => length(String::new(), 0),
                 other => other,
             };
         }
         let (Update::Token { text, .. } | Update::Done { text, .. }) = &update else { return update };
-        if self.plan.n_indent == 0 {
+        if plan.n_indent == 0 {
             return update;
         }
         let all = &mut self.answer.text;
         let n = all.len();
         all.push_str(text);
-        let end = end_of_indented(all, self.plan.n_indent, &mut self.line_start);
+        let end = end_of_indented(all, plan.n_indent, &mut self.line_start);
         // what was sent before cannot be taken back: white space
         let rest = end.map(|end| all.get(n..end).unwrap_or_default().to_string());
         all.truncate(n);
@@ -213,12 +205,30 @@ impl<C: Clock> LlamaWriter<C> {
             None => update,
         }
     }
+}
 
-    /// The whole response.
+fn milliseconds(from: u64, to: u64) -> f64 {
+    to.saturating_sub(from) as f64 / 1e6
+}
+
+impl<C: Clock> LlamaWriter<C> {
+    /// A writer of answers without text.
+    pub fn new(plan: LlamaPlan, head: &ResponseHead, clock: C) -> LlamaWriter<C> {
+        let answers = plan.prompts.iter().map(|_| LlamaAnswer::default()).collect();
+        LlamaWriter { plan, model_name: head.model.clone(), clock, answers }
+    }
+
+    /// The whole response: an object, or a list of them if there are several prompts.
     pub fn into_response(mut self) -> Value {
-        let (text, tokens) = (std::mem::take(&mut self.answer.text), std::mem::take(&mut self.answer.tokens));
-        let end = self.last.take();
-        self.fields(self.part(text, &tokens, end))
+        let n = self.answers.len();
+        let whole = |index: usize| {
+            let LlamaAnswer { answer, end, .. } = &mut self.answers[index];
+            let (text, tokens, end) =
+                (std::mem::take(&mut answer.text), std::mem::take(&mut answer.tokens), end.take());
+            self.fields(self.part(index, text, &tokens, end))
+        };
+        let mut all: Vec<Value> = (0..n).map(whole).collect();
+        if all.len() == 1 { all.remove(0) } else { Value::Array(all) }
     }
 
     fn probability(&self, token: u32, logprob: f32, top: &[(u32, f32)]) -> TokenProbability {
@@ -232,25 +242,26 @@ impl<C: Clock> LlamaWriter<C> {
         }
     }
 
-    fn part(&self, content: String, tokens: &[SampledToken], end: Option<LlamaEnd>) -> LlamaCompletion {
+    fn part(&self, index: usize, content: String, tokens: &[SampledToken], end: Option<LlamaEnd>) -> LlamaCompletion {
+        let answer = &self.answers[index].answer;
         let probability = |sampled: &SampledToken| self.probability(sampled.token, sampled.logprob, &sampled.top);
         LlamaCompletion {
-            index: 0,
+            index,
             content,
             tokens: if self.plan.return_tokens { tokens.iter().map(|t| t.token).collect() } else { Vec::new() },
             id_slot: self.plan.id_slot,
             stop: end.is_some(),
-            tokens_predicted: if end.is_some() { self.answer.n_tokens } else { self.answer.tokens.len() },
-            tokens_evaluated: self.plan.tokens.len(),
+            tokens_predicted: if end.is_some() { answer.n_tokens } else { answer.tokens.len() },
+            tokens_evaluated: self.plan.prompts[index].len(),
             completion_probabilities: self.plan.logprobs.then(|| tokens.iter().map(probability).collect()),
             end,
         }
     }
 
-    /// The response with the fields that were asked for, each under its path.
+    /// The response with the fields that were asked for, each under its path; all of them for an empty list.
     fn fields(&self, part: LlamaCompletion) -> Value {
         let all = serde_json::to_value(part).unwrap_or_default();
-        let Some(paths) = &self.plan.response_fields else { return all };
+        let Some(paths) = self.plan.response_fields.as_ref().filter(|paths| !paths.is_empty()) else { return all };
         let mut chosen = Map::new();
         for path in paths {
             let found = path.split('/').try_fold(&all, |value, name| value.get(name));
@@ -261,36 +272,31 @@ impl<C: Clock> LlamaWriter<C> {
         Value::Object(chosen)
     }
 
-    fn write(&mut self, text: String, tokens: &[SampledToken], sink: &mut dyn EventSink) {
+    fn write(&self, index: usize, text: String, tokens: &[SampledToken], sink: &mut dyn EventSink) {
         // the parts of a stream have all fields, as llama-server's
         if sink.is_read() && (!text.is_empty() || !tokens.is_empty()) {
-            send(sink, None, &self.part(text, tokens, None));
+            send(sink, None, &self.part(index, text, tokens, None));
         }
     }
 
-    fn flush(&mut self, sink: &mut dyn EventSink) {
-        if let Some((text, token)) = self.pending.take() {
-            self.write(text, &[token], sink);
-        }
-    }
-
-    fn end(&self) -> LlamaEnd {
-        let (answer, now) = (&self.answer, self.clock.monotonic_ns());
+    fn end(&self, index: usize) -> LlamaEnd {
+        let (LlamaAnswer { started, prefilled, answer, .. }, tokens) =
+            (&self.answers[index], &self.plan.prompts[index]);
         let stopping_word = stop_string(answer, &self.plan.stops).unwrap_or_default().to_string();
-        let prompt_n = self.plan.tokens.len().saturating_sub(answer.n_cached);
-        let (prompt_ms, predicted_ms) = (milliseconds(self.started, self.prefilled), milliseconds(self.prefilled, now));
+        let prompt_n = tokens.len().saturating_sub(answer.n_cached);
+        let prompt_ms = milliseconds(*started, *prefilled);
+        let predicted_ms = milliseconds(*prefilled, self.clock.monotonic_ns());
+        // the step of the prompt yields the first token
+        let n_steps = answer.n_tokens.saturating_sub(1);
         let per = |total: f64, n: usize| if n == 0 { 0.0 } else { total / n as f64 };
         let rate = |n: usize, total: f64| if total == 0.0 { 0.0 } else { n as f64 * 1000.0 / total };
-        let bytes = self
-            .plan
-            .model
-            .tokenizer
-            .decode(&self.plan.tokens, starling::tokenizer::DecodeOptions { skip_special: false });
+        let options = DecodeOptions { skip_special: false };
+        let bytes = self.plan.model.tokenizer.decode(tokens, options);
         LlamaEnd {
             model: self.model_name.clone(),
             prompt: String::from_utf8_lossy(&bytes).into_owned(),
             has_new_line: answer.text.contains('\n'),
-            truncated: false,
+            truncated: answer.finish == Some(FinishReason::Length) && tokens.len() + answer.n_tokens > self.plan.n_ctx,
             stop_type: match answer.finish {
                 Some(FinishReason::StopToken(_) | FinishReason::Complete) => "eos",
                 Some(FinishReason::StopString(_)) => "word",
@@ -308,52 +314,50 @@ impl<C: Clock> LlamaWriter<C> {
                 prompt_per_second: rate(prompt_n, prompt_ms),
                 predicted_n: answer.n_tokens,
                 predicted_ms,
-                predicted_per_token_ms: per(predicted_ms, answer.n_tokens),
-                predicted_per_second: rate(answer.n_tokens, predicted_ms),
+                predicted_per_token_ms: per(predicted_ms, n_steps),
+                predicted_per_second: rate(n_steps, predicted_ms),
             },
         }
     }
 }
 
 impl<C: Clock> StreamWriter for LlamaWriter<C> {
-    fn update(&mut self, _: usize, update: Update, sink: &mut dyn EventSink) -> bool {
-        let update = self.limited(update);
-        match &update {
-            Update::Started => self.started = self.clock.monotonic_ns(),
-            Update::Prefilled { .. } => self.prefilled = self.clock.monotonic_ns(),
-            Update::Token { token, text, logprob, top } => {
-                self.flush(sink);
-                // the end token has no text, so that only what is said of tokens needs to be held
-                if self.plan.logprobs || self.plan.return_tokens {
-                    let token =
-                        SampledToken { token: *token, n_bytes: text.len(), logprob: *logprob, top: top.clone() };
-                    self.pending = Some((text.clone(), token));
-                } else {
-                    self.write(text.clone(), &[], sink);
-                }
+    fn update(&mut self, index: usize, update: Update, sink: &mut dyn EventSink) -> bool {
+        let now = self.clock.monotonic_ns();
+        let Some(one) = self.answers.get_mut(index).filter(|one| one.answer.finish.is_none()) else { return false };
+        let update = one.limited(&self.plan, update);
+        let LlamaAnswer { started, prefilled, answer, .. } = one;
+        let (part, is_done) = match &update {
+            Update::Token { token, text, logprob, top } if !self.plan.end_tokens.contains(token) => {
+                let token = SampledToken { token: *token, n_bytes: text.len(), logprob: *logprob, top: top.clone() };
+                (Some((text.clone(), vec![token])), false)
             }
-            Update::Done { text, reason, .. } => {
-                if matches!(reason, FinishReason::StopToken(_)) {
-                    self.pending = None;
-                }
-                self.flush(sink);
-                self.write(text.clone(), &[], sink);
+            Update::Done { text, .. } => (Some((text.clone(), Vec::new())), true),
+            Update::Started => {
+                *started = now;
+                (None, false)
             }
-            _ => {}
+            Update::Prefilled { .. } => {
+                *prefilled = now;
+                (None, false)
+            }
+            _ => (None, false),
+        };
+        answer.add(update);
+        if let Some((text, tokens)) = part {
+            self.write(index, text, &tokens, sink);
         }
-        let is_done = matches!(update, Update::Done { .. });
-        self.answer.add(update);
-        if is_done {
-            let end = self.end();
-            if sink.is_read() {
-                let part = self.part(String::new(), &[], Some(end));
-                let fields = self.fields(part);
-                send(sink, None, &fields);
-            } else {
-                self.last = Some(end);
-            }
+        if !is_done {
+            return false;
         }
-        is_done
+        let end = Some(self.end(index));
+        if sink.is_read() {
+            let part = self.part(index, String::new(), &[], end);
+            send(sink, None, &self.fields(part));
+        } else {
+            self.answers[index].end = end;
+        }
+        self.answers.iter().all(|one| one.answer.finish.is_some())
     }
 
     fn fail(&mut self, error: &crate::error::ErrorBody, sink: &mut dyn EventSink) {
@@ -361,24 +365,38 @@ impl<C: Clock> StreamWriter for LlamaWriter<C> {
     }
 }
 
-/// The options of a request as `generation_settings` has them.
-pub fn generation_settings(
-    sampling: &starling::sampler::SamplingOptions,
-    max_tokens: usize,
-    stops: &[String],
-) -> Value {
+/// The options of a request as `generation_settings` has them; `end_tokens` are those of the model. Options of samplers that
+/// this server does not have are off.
+pub fn generation_settings(sampling: &SamplingOptions, request: &Options, n_predict: i64, end_tokens: &[u32]) -> Value {
+    let ignore_eos = request.ignore_eos == Some(true);
+    // null: no bias is so low
+    let bans = end_tokens.iter().filter(|_| ignore_eos).map(|token| json!({ "token": token, "bias": null }));
+    let biases = sampling.logit_bias.iter().map(|(token, bias)| json!({ "token": token, "bias": bias }));
     json!({
-        "n_predict": max_tokens,
+        "n_predict": n_predict,
+        "max_tokens": n_predict,
         "seed": sampling.seed,
         "temperature": sampling.temperature,
+        "dynatemp_range": 0.0,
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
+        "top_n_sigma": -1.0,
+        "xtc_probability": 0.0,
         "typical_p": sampling.typical_p,
         "repeat_penalty": sampling.repeat_penalty,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
-        "stop": stops,
+        "dry_multiplier": sampling.dry.as_ref().map_or(0.0, |dry| dry.multiplier),
+        "mirostat": 0,
+        "adaptive_target": -1.0,
+        "adaptive_decay": 0.9,
+        "stop": request.stop.clone().map_or_else(Vec::new, OneOrMany::into_vec),
+        "ignore_eos": ignore_eos,
+        "stream": request.is_stream(),
+        "logit_bias": biases.chain(bans).collect::<Vec<_>>(),
+        "n_probs": sampling.top_logprobs,
+        "lora": [],
     })
 }
 

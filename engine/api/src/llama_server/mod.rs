@@ -2,6 +2,7 @@
 //! Source: <https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md>.
 
 pub mod completion;
+pub mod prompt;
 pub mod props;
 pub mod request;
 pub mod tokenize;

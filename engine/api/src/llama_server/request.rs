@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use crate::error::{ApiError, quoted};
 use crate::fields::wrong;
 use crate::infill::Infill;
-use crate::input::Input;
+use crate::llama_server::prompt::{LlamaPrompt, LlamaPrompts, PromptPart};
 use crate::openai::options::{Logprobs, MAX_TOP, Options};
 use crate::parse::{ParseBody, parse};
 use crate::structure::OutputConstraint;
@@ -30,8 +30,9 @@ pub struct LlamaCompletionRequest {
 #[derive(Debug, Default, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LlamaFields {
-    /// Prompt as text or token IDs. On `/infill` more text before the gap.
-    pub prompt: Option<Input>,
+    /// Prompt: text, token IDs and texts, an object with `prompt_string`, or a list of them. On `/infill` more text before
+    /// the gap.
+    pub prompt: Option<LlamaPrompts>,
     /// Maximum number of tokens to generate; -1, the default, for as many as fit, 0 to process the prompt only.
     #[serde(alias = "max_tokens", alias = "max_completion_tokens")]
     #[cfg_attr(feature = "openapi", schema(minimum = -1))]
@@ -41,9 +42,10 @@ pub struct LlamaFields {
     pub n_probs: Option<u32>,
     /// Use the prefix cache. Default and always: true; it changes no byte.
     pub cache_prompt: Option<bool>,
-    /// Return the tokens of the answer. Default: false.
+    /// Return the tokens of a whole answer; the parts of a stream always have theirs. Default: false.
     pub return_tokens: Option<bool>,
-    /// Fields of the response to return, such as `content` or `generation_settings/n_predict`. Default: all.
+    /// Fields of the response to return, such as `content` or `generation_settings/n_predict`. Default, or if the list is
+    /// empty: all.
     pub response_fields: Option<Vec<String>>,
     /// Accepted: `timings` are always in the last part.
     pub timings_per_token: Option<bool>,
@@ -81,6 +83,9 @@ pub struct LlamaFields {
     /// Not supported: adapters.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Vec<Object>>))]
     pub lora: Option<Vec<Value>>,
+    /// Biases of the tokens of texts, in `logit_bias`.
+    #[serde(skip)]
+    pub text_biases: Vec<(String, f32)>,
 }
 
 /// A file beside the one with the gap.
@@ -96,7 +101,7 @@ pub struct ExtraFile {
 
 impl ParseBody for LlamaCompletionRequest {
     fn parse_body(json: &[u8]) -> Result<Self, ApiError> {
-        let completion: LlamaFields = parse(json)?;
+        let mut completion: LlamaFields = parse(json)?;
         let mut body: Map<String, Value> = parse(json)?;
         // n_predict may be -1, which max_tokens may not
         for name in ["max_tokens", "max_completion_tokens", "n_predict"] {
@@ -107,9 +112,8 @@ impl ParseBody for LlamaCompletionRequest {
             // a token is generated and dropped where only the prompt is to be processed
             body.insert("max_tokens".into(), n.max(1).into());
         }
-        // llama-server takes pairs too, and false for a ban
         if let Some(bias) = body.get_mut("logit_bias") {
-            *bias = logit_bias(bias.take())?;
+            (*bias, completion.text_biases) = logit_bias(bias.take())?;
         }
         let json = serde_json::to_vec(&body).unwrap_or_default();
         let mut options: Options = parse(&json)?;
@@ -177,19 +181,30 @@ fn turn_off_others(options: &mut Options, names: &[String]) -> Result<(), ApiErr
     Ok(())
 }
 
-/// `logit_bias` as an object of token IDs.
-fn logit_bias(bias: Value) -> Result<Value, ApiError> {
-    let Value::Array(pairs) = bias else { return Ok(bias) };
-    let mut biases = Map::new();
+/// `logit_bias` as an object of token IDs, and the biases of texts. llama-server takes an object or pairs, and false for a
+/// ban, here the lowest bias.
+fn logit_bias(bias: Value) -> Result<(Value, Vec<(String, f32)>), ApiError> {
+    let is_object = bias.is_object();
+    let pairs: Vec<Value> = match bias {
+        Value::Object(biases) => biases.into_iter().map(|(token, value)| vec![token.into(), value].into()).collect(),
+        Value::Array(pairs) => pairs,
+        other => return Ok((other, Vec::new())),
+    };
+    let (mut tokens, mut texts) = (Map::new(), Vec::new());
     for pair in pairs {
-        let (Some(token), Some(value)) = (pair[0].as_u64(), pair.get(1)) else {
-            return Err(wrong("logit_bias", "has an entry that is not a pair of a token ID and a number"));
+        let pair = if let Value::Array(pair) = pair { <[Value; 2]>::try_from(pair).ok() } else { None };
+        let Some([token, value]) = pair else {
+            return Err(wrong("logit_bias", "has an entry that is not a pair of a token ID or text and a number"));
         };
-        // a ban: the lowest bias
-        let value = if *value == Value::Bool(false) { (-100).into() } else { value.clone() };
-        biases.insert(token.to_string(), value);
+        let value = if value == Value::Bool(false) { (-100).into() } else { value };
+        match (token, value.as_f64()) {
+            (Value::Number(id), Some(_)) => drop(tokens.insert(id.to_string(), value)),
+            (Value::String(id), Some(_)) if is_object && id.parse::<u32>().is_ok() => drop(tokens.insert(id, value)),
+            (Value::String(text), Some(bias)) => texts.push((text, bias as f32)),
+            _ => return Err(wrong("logit_bias", "has an entry that is not a token ID or a text with a number")),
+        }
     }
-    Ok(Value::Object(biases))
+    Ok((Value::Object(tokens), texts))
 }
 
 impl LlamaFields {
@@ -233,8 +248,13 @@ impl LlamaFields {
         let suffix = self.input_suffix.take().ok_or_else(|| wrong("input_suffix", "is missing"))?;
         let more = match self.prompt.take() {
             None => String::new(),
-            Some(Input::Text(text)) => text,
-            Some(_) => return Err(wrong("prompt", "is not a string")),
+            Some(LlamaPrompts(mut prompts)) => match prompts.pop() {
+                Some(LlamaPrompt(mut parts)) if prompts.is_empty() && parts.len() == 1 => match parts.pop() {
+                    Some(PromptPart::Text(text)) => text,
+                    _ => return Err(wrong("prompt", "is not a string")),
+                },
+                _ => return Err(wrong("prompt", "is not a string")),
+            },
         };
         let files = self.input_extra.take().unwrap_or_default();
         let files = files.into_iter().map(|file| (file.filename, file.text)).collect();
@@ -263,6 +283,11 @@ mod tests {
         let bias: Vec<_> = request.options.logit_bias.into_iter().flatten().collect();
         assert_eq!(bias, [("15".into(), -1.5), ("16".into(), -100.0)]);
         assert_eq!(request.completion.check().map(|logprobs| logprobs.n_top), Ok(3));
+        for bias in [json!([["a b", -2], ["15", 1], [16, 2]]), json!({ "a b": -2, "15": 1, "16": 2 })] {
+            let request = parse_request(json!({ "prompt": "a", "logit_bias": bias })).expect("a request");
+            assert_eq!(request.completion.text_biases[0], ("a b".into(), -2.0));
+            assert!(request.options.logit_bias.is_some_and(|biases| biases.contains_key("16")));
+        }
         assert_eq!(parse_request(json!({ "prompt": "a", "n_predict": -1 })).expect("ok").options.max_tokens, None);
     }
 
@@ -282,7 +307,7 @@ mod tests {
         }
         let param = |body: Value| parse_request(body).expect_err("an error").param;
         assert_eq!(param(json!({ "n_predict": -2 })).as_deref(), Some("n_predict"));
-        assert_eq!(param(json!({ "logit_bias": [["a", 1]] })).as_deref(), Some("logit_bias"));
+        assert_eq!(param(json!({ "logit_bias": [["a"]] })).as_deref(), Some("logit_bias"));
     }
 
     /// The request of llama.vim.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use starling_api::input::Input;
 use starling_api::llama_server::completion::{LlamaCompletion, LlamaPlan, LlamaWriter, generation_settings};
+use starling_api::llama_server::prompt::LlamaPrompts;
 use starling_api::llama_server::props::{
     ChatInputTokens, DefaultSettings, LlamaEmbedding, LlamaEmbeddingRequest, Modalities, Props,
 };
@@ -15,7 +15,7 @@ use starling_api::llama_server::tokenize::{LlamaText, LlamaTokenizeRequest, Toke
 use starling_api::native::tokenize::DetokenizeRequest;
 use starling_api::openai::chat::ChatCompletionRequest;
 use starling_api::openai::embeddings::{EmbeddingRequest, Encoding};
-use starling_api::openai::options::{Logprobs, Options};
+use starling_api::openai::options::{Logprobs, OneOrMany, Options};
 use starling_api::stream::{Framing, ServerSentEvent};
 
 use super::super::offload::offload;
@@ -30,7 +30,7 @@ use super::options::sampling;
 use super::text::{TextPrompt, TextRequest, start_text};
 use super::writes::Writes;
 
-/// Continue a prompt.
+/// Continue prompts: the response is a list if there are several.
 ///
 /// # Errors
 /// A wrong request, or a server that cannot answer now.
@@ -46,15 +46,11 @@ pub async fn completion(
     caller: Caller,
     Body(mut body): Body<LlamaCompletionRequest>,
 ) -> Result<Response, HttpError> {
-    let one = |message: &str| ApiError::param("prompt", message);
-    let prompt = match body.completion.prompt.take() {
-        Some(Input::Text(text)) => TextPrompt::Text(text),
-        Some(Input::Tokens(tokens)) => TextPrompt::Tokens(tokens),
-        Some(Input::Texts(mut texts)) if texts.len() == 1 => TextPrompt::Text(texts.remove(0)),
-        Some(_) => return Err(one("prompt has several prompts, expected one; /v1/completions takes several").into()),
-        None => return Err(one("prompt is missing").into()),
+    let Some(LlamaPrompts(prompts)) = body.completion.prompt.take() else {
+        return Err(ApiError::param("prompt", "prompt is missing").into());
     };
-    Ok(answer(&server, &caller, body, prompt, "prompt").await?)
+    let prompts = prompts.into_iter().map(TextPrompt::Mixed).collect();
+    Ok(answer(&server, &caller, body, prompts, "prompt").await?)
 }
 
 /// Fill a gap in a text.
@@ -74,32 +70,37 @@ pub async fn infill(
     Body(mut body): Body<LlamaCompletionRequest>,
 ) -> Result<Response, HttpError> {
     let gap = body.completion.infill()?;
-    Ok(answer(&server, &caller, body, TextPrompt::Infill(gap), "input_prefix").await?)
+    Ok(answer(&server, &caller, body, vec![TextPrompt::Infill(gap)], "input_prefix").await?)
 }
 
 async fn answer(
     server: &Server,
     caller: &Caller,
     body: LlamaCompletionRequest,
-    prompt: TextPrompt,
+    prompts: Vec<TextPrompt>,
     param: &'static str,
 ) -> Result<Response, ApiError> {
     let LlamaCompletionRequest { options, constraint, completion } = body;
     let (logprobs, skipped) = (completion.check()?, completion.skipped());
-    let request = TextRequest { options, constraint, logprobs, prompt, param };
+    let n_predict = completion.n_predict.unwrap_or(-1);
+    let text_biases = completion.text_biases;
+    let request = TextRequest { options, constraint, logprobs, prompts, text_biases, param };
     let text = start_text(server, caller, request, "cmpl-").await?;
-    let is_prompt_only = completion.n_predict == Some(0);
-    let max_tokens = if is_prompt_only { 0 } else { text.max_tokens };
+    let model = Arc::clone(&text.instance.model);
+    let model_ends = model.tokenizer.end_tokens();
+    let ends = if text.options.ignore_eos == Some(true) { &[] } else { model_ends };
     let plan = LlamaPlan {
-        model: Arc::clone(&text.instance.model),
-        settings: generation_settings(&text.sampling, max_tokens, &text.stops),
-        tokens: text.tokens,
-        stops: text.stops,
+        settings: generation_settings(&text.sampling, &text.options, n_predict, model_ends),
+        n_ctx: text.instance.n_ctx(),
+        end_tokens: ends.iter().chain(text.options.stop_token_ids.iter().flatten()).copied().collect(),
+        model,
+        prompts: text.prompts,
+        stops: text.options.stop.clone().map_or_else(Vec::new, OneOrMany::into_vec),
         id_slot: text.options.id_slot.unwrap_or(-1),
-        return_tokens: completion.return_tokens == Some(true),
+        return_tokens: completion.return_tokens == Some(true) || text.options.is_stream(),
         logprobs: logprobs.is_requested,
         n_indent: completion.n_indent.unwrap_or(0),
-        is_prompt_only,
+        is_prompt_only: n_predict == 0,
         response_fields: completion.response_fields,
     };
     let size = if logprobs.is_requested { usize::MAX } else { 0 };
@@ -184,7 +185,12 @@ pub async fn detokenize(
 ))]
 pub async fn props(State(server): State<Arc<Server>>, caller: Caller) -> Result<Response, HttpError> {
     let instance = server.model(None, None, &caller).await?;
-    let defaults = sampling(&Options::default(), &instance, Logprobs::default(), 0).await?;
+    let settings = instance.settings();
+    let n_predict = i64::try_from(settings.max_tokens).ok().filter(|n| *n > 0).unwrap_or(-1);
+    let options = Options::default();
+    // llama-server's value for a random seed
+    let seed = settings.seed.unwrap_or(u64::from(u32::MAX));
+    let defaults = sampling(&options, &instance, Logprobs::default(), seed).await?;
     let tokenizer = &instance.model.tokenizer;
     let text = |token: Option<u32>| {
         let bytes = token.and_then(|token| tokenizer.token_text(token)).unwrap_or_default();
@@ -193,7 +199,7 @@ pub async fn props(State(server): State<Arc<Server>>, caller: Caller) -> Result<
     let props = Props {
         default_generation_settings: DefaultSettings {
             n_ctx: instance.n_ctx(),
-            params: generation_settings(&defaults, instance.settings().max_tokens, &[]),
+            params: generation_settings(&defaults, &options, n_predict, &[]),
         },
         total_slots: instance.engine.map_or(0, |options| options.max_seqs),
         model_alias: instance.name.to_string(),

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use starling::model::Model;
 use starling::sampler::SamplingOptions;
 use starling::tokenizer::EncodeOptions;
 use starling_api::infill::Infill;
 use starling_api::input::Input;
-use starling_api::openai::options::{Logprobs, OneOrMany, Options, RequestPlan};
+use starling_api::llama_server::prompt::{LlamaPrompt, PromptPart};
+use starling_api::openai::options::{Logprobs, Options, RequestPlan};
 use starling_api::openai::response::ResponseHead;
 use starling_api::structure::OutputConstraint;
 
@@ -18,39 +20,65 @@ use super::error::ApiError;
 use super::messages::offload_tokenize;
 use super::options::{flow, is_seeded, limits, salt, sampling, seed, sticky};
 use super::structure::{Compiled, compile_constraint};
-use super::submit::{Submission, Updates, submit};
+use super::submit::{Submission, Updates, check_count, submit};
 
 /// A prompt.
 pub enum TextPrompt {
     /// Text in which control tokens are parsed, after BOS.
     Text(String),
-    /// Tokens as they are.
-    Tokens(Vec<u32>),
+    /// Texts and tokens.
+    Mixed(LlamaPrompt),
     /// A gap to fill.
     Infill(Infill),
 }
 
-/// A request to continue a prompt; `param` is the field that holds it.
+/// A request to continue prompts; `param` is the field that holds them.
 pub struct TextRequest {
     pub options: Options,
     pub constraint: OutputConstraint,
     pub logprobs: Logprobs,
-    pub prompt: TextPrompt,
+    pub prompts: Vec<TextPrompt>,
+    /// Added to the logits of the tokens of texts.
+    pub text_biases: Vec<(String, f32)>,
     pub param: &'static str,
 }
 
-/// A text in the queue.
+/// Texts in the queue.
 pub struct StartedText {
     pub instance: Arc<ModelInstance>,
     pub updates: Updates,
     pub head: ResponseHead,
-    /// Tokens of the prompt.
-    pub tokens: Vec<u32>,
-    /// Tokens to generate at most.
-    pub max_tokens: usize,
+    /// Tokens of the prompts.
+    pub prompts: Vec<Vec<u32>>,
     pub sampling: SamplingOptions,
     pub options: Options,
-    pub stops: Vec<String>,
+}
+
+/// Applies the server's policy to prompts.
+async fn apply_policy(caller: &Caller, instance: &ModelInstance, prompts: &mut [TextPrompt]) -> Result<(), ApiError> {
+    if caller.policy.is_none() {
+        return Ok(());
+    }
+    for prompt in prompts {
+        match prompt {
+            TextPrompt::Text(text) => apply_to_text(caller, instance, text).await?,
+            TextPrompt::Mixed(prompt) => match &mut prompt.0[..] {
+                [PromptPart::Text(text)] => apply_to_text(caller, instance, text).await?,
+                // what is in several parts cannot be changed, and counts as a whole
+                _ => {
+                    let tokens = prompt.clone().encode(&instance.model.tokenizer);
+                    apply_to_input(caller, instance, &mut Input::Tokens(tokens)).await?;
+                }
+            },
+            TextPrompt::Infill(infill) => {
+                let files = infill.files.iter_mut().flat_map(|(name, text)| [name, text]);
+                for text in files.chain([&mut infill.prefix, &mut infill.suffix]) {
+                    apply_to_text(caller, instance, text).await?;
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Checks, tokenises and queues a request. `prefix` begins the ID of the response.
@@ -63,51 +91,54 @@ pub async fn start_text(
     request: TextRequest,
     prefix: &str,
 ) -> Result<StartedText, ApiError> {
-    let TextRequest { options, constraint, logprobs, mut prompt, param } = request;
+    let TextRequest { mut options, constraint, logprobs, mut prompts, text_biases, param } = request;
     let instance = server.model(options.model.as_deref(), sticky(&options), caller).await?;
     let flow = flow(&options, caller)?;
-    match &mut prompt {
-        TextPrompt::Text(text) => apply_to_text(caller, &instance, text).await?,
-        TextPrompt::Infill(infill) => {
-            let files = infill.files.iter_mut().flat_map(|(name, text)| [name, text]);
-            for text in files.chain([&mut infill.prefix, &mut infill.suffix]) {
-                apply_to_text(caller, &instance, text).await?;
-            }
-        }
-        TextPrompt::Tokens(tokens) => {
-            let mut input = Input::Tokens(std::mem::take(tokens));
-            apply_to_input(caller, &instance, &mut input).await?;
-            if let Input::Tokens(checked) = input {
-                *tokens = checked;
-            }
-        }
+    let (n_prompts, max_inputs) = (prompts.len(), instance.settings().max_inputs);
+    if n_prompts == 0 || n_prompts > max_inputs {
+        return Err(ApiError::param(param, format!("{n_prompts} prompts, expected 1 to {max_inputs}")));
     }
+    check_count(&instance, n_prompts)?;
+    apply_policy(caller, &instance, &mut prompts).await?;
     let model = Arc::clone(&instance.model);
-    let size = match &prompt {
+    let size = |prompt: &TextPrompt| match prompt {
         TextPrompt::Text(text) => text.len(),
-        TextPrompt::Tokens(_) => 0,
+        TextPrompt::Mixed(prompt) => prompt.bytes(),
         TextPrompt::Infill(infill) => infill.bytes(),
     };
-    let special = EncodeOptions { add_special: true, parse_special: true };
-    let encode = move || match prompt {
-        TextPrompt::Text(text) => Ok(model.tokenizer.encode(&text, special)),
-        TextPrompt::Tokens(tokens) => Ok(tokens),
-        TextPrompt::Infill(infill) => infill.encode(&model.tokenizer, param),
+    let size = prompts.iter().map(size).sum::<usize>() + text_biases.iter().map(|(text, _)| text.len()).sum::<usize>();
+    let encode = move || {
+        let special = EncodeOptions { add_special: true, parse_special: true };
+        let biases: Vec<_> = text_biases.iter().flat_map(|(text, bias)| biases_of(text, *bias, &model)).collect();
+        let encode = |prompt| match prompt {
+            TextPrompt::Text(text) => Ok(model.tokenizer.encode(&text, special)),
+            TextPrompt::Mixed(prompt) => Ok(prompt.encode(&model.tokenizer)),
+            TextPrompt::Infill(infill) => infill.encode(&model.tokenizer, param),
+        };
+        Ok((prompts.into_iter().map(encode).collect::<Result<Vec<_>, _>>()?, biases))
     };
-    let tokens = offload_tokenize(size, encode).await?;
+    let (prompts, biases) = offload_tokenize(size, encode).await?;
+    if !biases.is_empty() {
+        options.logit_bias.get_or_insert_default().extend(biases);
+    }
     let constraint = compile_constraint(&instance, constraint).await?;
     let (seed, is_seeded) = (seed(&options, &instance), is_seeded(&options, &instance));
     let sampling = sampling(&options, &instance, logprobs, seed).await?;
     let cache_salt = salt(&options, &instance, caller)?;
     let (constraint, form) = Compiled::unzip(constraint);
     let plan = RequestPlan { sampling, constraint, prompt_logprobs: false, default_tokens: None, cache_salt };
-    let request = options.request(&limits(&instance), &plan, tokens, param)?;
-    let (tokens, max_tokens) = (request.tokens.clone(), request.max_tokens.unwrap_or(0));
-    let sampling = request.sampling.clone();
+    let sampling = plan.sampling.clone();
+    let request = |tokens: &Vec<u32>| options.request(&limits(&instance), &plan, tokens.clone(), param);
+    let requests = prompts.iter().map(request).collect::<Result<Vec<_>, _>>()?;
     let partial = options.timeout_partial == Some(true);
-    let submission = Submission { requests: vec![request], n: 1, partial, is_seeded, form };
+    let submission = Submission { requests, n: 1, partial, is_seeded, form };
     let updates = submit(&instance, caller, &flow, submission).await?;
     let head = response_head(&instance, prefix, seed, None);
-    let stops = options.stop.clone().map_or_else(Vec::new, OneOrMany::into_vec);
-    Ok(StartedText { instance, updates, head, tokens, max_tokens, sampling, options, stops })
+    Ok(StartedText { instance, updates, head, prompts, sampling, options })
+}
+
+/// Biases of the tokens of a text, by token ID.
+fn biases_of(text: &str, bias: f32, model: &Model) -> Vec<(String, f32)> {
+    let tokens = model.tokenizer.encode(text, EncodeOptions { add_special: false, parse_special: false });
+    tokens.into_iter().map(|token| (token.to_string(), bias)).collect()
 }

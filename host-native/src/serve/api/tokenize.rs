@@ -70,14 +70,41 @@ pub async fn apply_template(
     caller: Caller,
     Body(body): Body<TemplateRequest>,
 ) -> Result<Response, HttpError> {
-    let instance = server.model(body.model.as_deref(), None, &caller).await?;
+    render_template(&server, &caller, body, true).await
+}
+
+/// `POST /apply-template` of llama-server: a prompt for `POST /completion`, which adds BOS.
+///
+/// # Errors
+/// A wrong request.
+pub async fn apply_template_without_bos(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Body(body): Body<TemplateRequest>,
+) -> Result<Response, HttpError> {
+    render_template(&server, &caller, body, false).await
+}
+
+async fn render_template(
+    server: &Server,
+    caller: &Caller,
+    body: TemplateRequest,
+    with_bos: bool,
+) -> Result<Response, HttpError> {
+    let instance = server.model(body.model.as_deref(), None, caller).await?;
     let end = chat_end(body.continue_final_message, body.add_generation_prompt)?;
     // a template is a program: never on a thread that serves connections
     let response = offload_tokenize(usize::MAX, move || {
         let tools = parse_tool_choice(instance.template.source(), body.tools, None, true)?.tools;
         let rendered = render(&instance, check_messages(body.messages)?, tools, Vec::new(), end)?;
-        let tokens = rendered.encode(&instance.model.tokenizer);
-        Ok(json(StatusCode::OK, &TemplateResponse { prompt: rendered.text, tokens }))
+        let tokenizer = &instance.model.tokenizer;
+        let (tokens, mut prompt) = (rendered.encode(tokenizer), rendered.text);
+        let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos() && !with_bos);
+        let bos = bos.and_then(|token| tokenizer.token_text(token)).and_then(|text| str::from_utf8(text).ok());
+        if let Some(rest) = bos.and_then(|bos| prompt.strip_prefix(bos)) {
+            prompt = rest.to_string();
+        }
+        Ok(json(StatusCode::OK, &TemplateResponse { prompt, tokens }))
     });
     Ok(response.await?)
 }

@@ -76,10 +76,17 @@ pub async fn generate(
         Some(suffix) => (TextPrompt::Infill(Infill { prefix: prompt, suffix, files: Vec::new() }), "suffix"),
         None => (TextPrompt::Text(prompt), "prompt"),
     };
-    let request = TextRequest { options, constraint, logprobs: Logprobs::default(), prompt, param };
+    let request = TextRequest {
+        options,
+        constraint,
+        logprobs: Logprobs::default(),
+        prompts: vec![prompt],
+        text_biases: Vec::new(),
+        param,
+    };
     let text = start_text(&server, &caller, request, "gen-").await?;
     let clock = SystemClock { start: caller.arrival };
-    let form = OllamaForm::new(OllamaEndpoint::Generate, &text.head, text.tokens.len(), clock);
+    let form = OllamaForm::new(OllamaEndpoint::Generate, &text.head, text.prompts.iter().map(Vec::len).sum(), clock);
     let framing = text.options.is_stream().then_some(Framing::JsonLines);
     let delivery = Delivery { framing, size: 0, writes: Writes::default() };
     let build = |writer: AnswerWriter<OllamaForm<SystemClock>>| writer.into_form().into_response();
