@@ -96,9 +96,6 @@ pub enum DraftModelError {
     /// One of the models is an encoder.
     #[error("an encoder generates no text, expected two models that do")]
     Encoder,
-    /// The draft model has recurrent layers, whose state cannot return to before a rejected token.
-    #[error("the draft model has recurrent layers, expected a model with attention only")]
-    Recurrent,
     /// The vocabularies differ in size.
     #[error("the draft model has a vocabulary of {draft} tokens, expected {target}, as the model has")]
     VocabularySize {

@@ -204,8 +204,9 @@ impl Model {
         self.0.engine.set_batch_limits(n, (n / 2).max(1));
     }
 
-    /// Notes new KV pages from now on, for [`Model::take_new_page`]; returns `{"namespace", "page_bytes"}` as JSON: a digest that
-    /// the pages of this model and KV type have in common, and the size of a page.
+    /// Notes new KV pages from now on, for [`Model::take_new_page`]; returns `{"namespace", "page_bytes", "snapshot_records"}` as
+    /// JSON: a digest that the pages of this model and KV type have in common, the size of a page, and for a model with
+    /// recurrent layers the number of records, as large as a page, of a snapshot of their state.
     ///
     /// # Errors
     /// If the loader computed no digest.
@@ -214,7 +215,7 @@ impl Model {
         self.0.track_pages().map(|format| json(&format)).map_err(js)
     }
 
-    /// The oldest new KV page, each once: its key of 32 bytes, and the page for [`Model::restore`].
+    /// The oldest new KV page or record of a snapshot, each once: its key of 32 bytes, and the bytes for [`Model::restore`].
     #[wasm_bindgen(js_name = takeNewPage)]
     pub fn take_new_page(&mut self) -> Option<Vec<u8>> {
         self.0.take_new_page()
@@ -236,6 +237,14 @@ impl Model {
     pub fn missing_pages_of_completion(&self, completion: u32) -> Vec<u8> {
         let prompt = self.0.completions.prompt(completion).unwrap_or_default();
         key_bytes(&self.0.missing_pages(prompt))
+    }
+
+    /// Keys of the records of the snapshot after the page of a key of 32 bytes, 32 bytes each: with recurrent layers a prompt
+    /// continues only from a snapshot. None if the key has another length.
+    #[wasm_bindgen(js_name = snapshotKeys)]
+    pub fn snapshot_keys(&self, page: &[u8]) -> Vec<u8> {
+        let key = page.try_into().map(|key| self.0.snapshot_keys(PageKey(key)));
+        key.map(|keys| key_bytes(&keys)).unwrap_or_default()
     }
 
     /// Cancels a request; returns whether it was running.

@@ -25,6 +25,8 @@ use starling::tokenizer::{DecodeOptions, EncodeOptions};
 
 #[cfg(feature = "openai")]
 use crate::completion;
+#[cfg(feature = "bindgen")]
+use crate::pages::NewSnapshot;
 use crate::threads;
 
 /// Why a call failed.
@@ -274,6 +276,9 @@ pub struct Session {
     template: RefCell<Option<ChatTemplate>>,
     #[cfg(feature = "openai")]
     pub(crate) completions: completion::Completions,
+    /// The snapshot whose records are handed out.
+    #[cfg(feature = "bindgen")]
+    pub(crate) new_snapshot: Option<NewSnapshot>,
 }
 
 impl Session {
@@ -321,6 +326,8 @@ impl Session {
             template: RefCell::new(None),
             #[cfg(feature = "openai")]
             completions: completion::Completions::default(),
+            #[cfg(feature = "bindgen")]
+            new_snapshot: None,
         })
     }
 

@@ -7,6 +7,7 @@ import { blank, open } from "./browser.mjs";
 
 const MODEL = "/fixtures/starling-tiny/starling-tiny-q8_0.gguf";
 const OTHER = "/fixtures/starling-tiny/starling-tiny-q4_0.gguf";
+const RECURRENT = "/fixtures/reference/qwen35-f32.gguf";
 const FIRST = "Tell me a story of a fox and a bird that live in a tree by the river. ".repeat(4);
 
 let b;
@@ -108,6 +109,36 @@ for (const form of ["chat", "completions"]) {
     await page.close();
   });
 }
+
+test("a model with recurrent layers continues from a snapshot on disk", async () => {
+  const page = await blank(b);
+  const generate = (prompt) =>
+    page.evaluate(async (prompt) => {
+      const { text, usage } = await model.generate(prompt, { maxTokens: 20, temperature: 0 }).result;
+      return { text, cached: usage.cachedTokens, prompt: usage.promptTokens };
+    }, prompt);
+  await load(page, { kvCache: false }, RECURRENT);
+  const want = await generate(`${FIRST} Go on.`);
+  await page.evaluate(() => model.dispose());
+  await load(page, {}, RECURRENT);
+  const first = await generate(FIRST);
+  await stored(page);
+  for (const isDamaged of [false, true]) {
+    await reload(page);
+    if (isDamaged) await damage(page);
+    await load(page, {}, RECURRENT);
+    const { text, cached } = await generate(`${FIRST} Go on.`);
+    assert.equal(text, want.text);
+    if (!isDamaged) assert.ok(cached + 32 > first.prompt, `${cached} of ${first.prompt} prompt tokens were cached`);
+    else assert.equal(cached, 0);
+    await stored(page);
+  }
+  await page.evaluate(async () => {
+    model.dispose();
+    await globalThis.Starling.kvCache.clear();
+  });
+  await page.close();
+});
 
 test("damaged pages, foreign files and other models' pages change no text", async () => {
   const page = await blank(b);

@@ -9,7 +9,13 @@ const demo = fileURLToPath(new URL("../../web/demo/", import.meta.url));
 const types = { ".html": "text/html", ".js": "text/javascript", ".css": "text/css" };
 
 const sampling = { temperature: 0.7, top_k: 20, top_p: 0.8, min_p: 0, repetition_penalty: 1 };
-const loaded = { max_model_len: 32768, vocab_size: 151936, embedding_length: 2048, generates: true, chat_sampling: sampling };
+const loaded = {
+  max_model_len: 32768,
+  vocab_size: 151936,
+  embedding_length: 2048,
+  generates: true,
+  chat_sampling: sampling,
+};
 export const model = (id, value, more = loaded) => ({
   id,
   object: "model",
@@ -26,7 +32,13 @@ const draw = (i) => Math.abs(Math.sin(i * 12.9898) * 43758.5453) % 1;
 /** The chunks of an answer of `{ reasoning, text, calls }`, a word each. */
 function* chunksOf({ reasoning = "", text = "", calls, finish = "stop" }) {
   let n = 0;
-  const head = { id: "chatcmpl-1", object: "chat.completion.chunk", created: 0, model: "m", system_fingerprint: "fp_1" };
+  const head = {
+    id: "chatcmpl-1",
+    object: "chat.completion.chunk",
+    created: 0,
+    model: "m",
+    system_fingerprint: "fp_1",
+  };
   const chunk = (choices, usage = null) => ({ ...head, choices, usage, seed: 4231 });
   const logprobs = (token) => {
     const p = 1 - 0.8 * draw(++n) ** 3;
@@ -37,7 +49,8 @@ function* chunksOf({ reasoning = "", text = "", calls, finish = "stop" }) {
     }));
     return { content: [{ ...top[0], top_logprobs: top }] };
   };
-  const delta = (delta, token) => chunk([{ index: 0, delta, logprobs: token ? logprobs(token) : null, finish_reason: null }]);
+  const delta = (delta, token) =>
+    chunk([{ index: 0, delta, logprobs: token ? logprobs(token) : null, finish_reason: null }]);
   const words = (all) => all.match(/\s*\S{1,7}|\s+$/g) ?? [];
   yield delta({ role: "assistant", content: "" });
   for (const word of words(reasoning)) yield delta({ reasoning_content: word }, word);
@@ -48,16 +61,29 @@ function* chunksOf({ reasoning = "", text = "", calls, finish = "stop" }) {
   }
   const receipt = { format: "starling-receipt/1", request: { sampling: { seed: "SEED" } }, output: [] };
   yield chunk([{ index: 0, delta: {}, logprobs: null, finish_reason: finish, receipt }]);
-  const usage = { prompt_tokens: 61, completion_tokens: n, total_tokens: 61 + n, prompt_tokens_details: { cached_tokens: 32 } };
+  const usage = {
+    prompt_tokens: 61,
+    completion_tokens: n,
+    total_tokens: 61 + n,
+    prompt_tokens_details: { cached_tokens: 32 },
+  };
   yield chunk([], usage);
 }
 
 /**
  * Serves the page. The returned object is what it answers with, and can be changed: `models`, `key`, `answers` (a list; the last
- * one stays), `delay` in ms between chunks, `failure` as `{ status, message }`. `bodies` are the requests for answers.
+ * one stays), `delay` in ms between chunks, `pull` (lines of a download), `failure` as `{ status, message }`. `bodies` are the requests for answers.
  */
 export async function mock(start = {}) {
-  const state = { models: [model("qwen3-4b-q4_k_m", "loaded")], key: "", answers: [], delay: 0, failure: undefined, bodies: [], ...start };
+  const state = {
+    models: [model("qwen3-4b-q4_k_m", "loaded")],
+    key: "",
+    answers: [],
+    delay: 0,
+    failure: undefined,
+    bodies: [],
+    ...start,
+  };
   const server = createServer(async (request, response) => {
     const { pathname } = new URL(request.url, "http://localhost");
     const json = (status, value) =>
@@ -80,6 +106,15 @@ export async function mock(start = {}) {
       Object.assign(found, loaded, { status: { value: pathname === "/models/load" ? "loading" : "unloaded" } });
       setTimeout(() => pathname === "/models/load" && (found.status = { value: "loaded" }), state.loadTime ?? 300);
       return json(200, { success: true });
+    }
+    if (pathname === "/api/pull") {
+      response.writeHead(200, { "content-type": "application/x-ndjson" });
+      for (const line of state.pull) {
+        response.write(`${JSON.stringify(line)}\n`);
+        await new Promise((resolve) => setTimeout(resolve, 200));
+      }
+      state.models.push(model(JSON.parse(body).model, "unloaded", {}));
+      return response.end();
     }
     if (pathname === "/v1/verify") return json(200, { verified: true, tokens: 3, digest: "", reason: null });
     if (pathname !== "/v1/chat/completions") return json(404, { error: { message: `no such path: ${pathname}` } });

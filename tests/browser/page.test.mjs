@@ -38,6 +38,8 @@ async function visit(origin, options = {}) {
   return { page, close };
 }
 
+const readAxe = () => readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+
 const said = (page, text) =>
   page.waitForFunction((text) => document.getElementById("status").textContent.includes(text), text);
 
@@ -82,7 +84,10 @@ test("an answer is shown with its reasoning folded, code that can be copied, its
   // what the server was asked for
   const { messages, temperature, top_k, receipt, stream, model: asked } = server.bodies[0];
   assert.deepEqual(messages, [{ role: "user", content: "Reverse a list." }]);
-  assert.deepEqual({ temperature, top_k, receipt, stream, asked }, { temperature: 0.7, top_k: 20, receipt: true, stream: true, asked: "qwen3-4b-q4_k_m" });
+  assert.deepEqual(
+    { temperature, top_k, receipt, stream, asked },
+    { temperature: 0.7, top_k: 20, receipt: true, stream: true, asked: "qwen3-4b-q4_k_m" },
+  );
   // numbers of 64 bits in a receipt are those that the server sent
   const [download] = await Promise.all([page.waitForEvent("download"), press(page, "Save receipt")]);
   assert.match(await readFile(await download.path(), "utf8"), /"seed":18446744073709551615\b/);
@@ -142,13 +147,19 @@ test("an answer that is left stays as far as it got, and one that is removed doe
     await page.waitForFunction(() => /Walk/.test(document.querySelector(".assistant")?.textContent));
   };
   await begin();
-  assert.deepEqual((await kept())[0].nodes.map(({ role }) => role), ["user"]);
+  assert.deepEqual(
+    (await kept())[0].nodes.map(({ role }) => role),
+    ["user"],
+  );
   await page.click("#clear");
   await said(page, "Stopped");
   assert.match((await kept())[0].nodes[1].content, /^Walk/);
   await begin();
   await page.locator("#conversation-list li").first().hover();
-  await page.getByRole("button", { name: /^Remove/ }).first().click();
+  await page
+    .getByRole("button", { name: /^Remove/ })
+    .first()
+    .click();
   await said(page, "Stopped");
   assert.equal((await kept()).length, 1);
   assert.equal(await page.locator(".message").count(), 0);
@@ -159,7 +170,10 @@ test("conversations of the first version are read, and what is not one is left o
   const { page, close } = await scripted({ answers: [{ text: "Hi." }] });
   await said(page, "is ready");
   await page.evaluate(() => {
-    const messages = [{ role: "user", content: "Old question" }, { role: "assistant", content: "Old answer" }];
+    const messages = [
+      { role: "user", content: "Old question" },
+      { role: "assistant", content: "Old answer" },
+    ];
     const broken = { id: "c", title: "Broken", nodes: [{ role: "user", content: "x", parent: 5 }], leaf: 0 };
     const all = [{ id: "a", title: "Old", messages }, broken, null, { id: 3 }];
     localStorage.setItem("starling-conversations", JSON.stringify(all));
@@ -204,6 +218,13 @@ test("tokens of an answer can be seen with their alternatives", async () => {
   assert.match(await page.locator("#tip").textContent(), /" saw": [\d.]+ %/);
   await page.uncheck("#show-tokens");
   assert.equal(await page.locator(".message .token").count(), 0);
+  // from the beginning too
+  await page.check("#show-tokens");
+  await press(page, "Again");
+  await page.waitForFunction(() => document.querySelector(".branches"));
+  await said(page, "tokens: ");
+  assert.equal(await body(page).textContent(), "Zoë saw a fox 🦊 there.");
+  assert.equal(await page.locator(".waiting").count(), 0);
   await close();
 });
 
@@ -248,6 +269,35 @@ test("models are listed with their states, loaded, unloaded, and remembered", as
   await page.click("#model-button");
   await page.getByRole("button", { name: "Unload second" }).click();
   await said(page, "second is loaded when you ask it");
+  await close();
+});
+
+test("a model is downloaded to the server, with its progress", async () => {
+  const pull = [
+    { status: "pulling manifest" },
+    { status: "downloading", completed: 1.5e9, total: 2e9 },
+    { status: "success" },
+  ];
+  const { page, server, close } = await scripted({ answers: [{ text: "Hi." }], pull });
+  await said(page, "is ready");
+  const download = async () => {
+    await page.click("#model-button");
+    await page.fill("#pull", "hf:a/b:Q4_K_M");
+    await page.press("#pull", "Enter");
+  };
+  await download();
+  await page.waitForFunction(() => /^1.50 GB of 2.00 GB/.test(document.getElementById("progress-text").textContent));
+  assert.equal(await page.locator("#progress").evaluate(({ value }) => value), 0.75);
+  await page.locator("#loading").waitFor({ state: "hidden" });
+  await page.click("#model-button");
+  await page
+    .locator("#model-list")
+    .getByRole("button", { name: /hf:a\/b/ })
+    .waitFor();
+  await page.keyboard.press("Escape");
+  server.pull = [{ error: "no such repository" }];
+  await download();
+  await said(page, "No such repository");
   await close();
 });
 
@@ -313,7 +363,7 @@ test("the end of an answer stays in view, unless the user scrolls up", async () 
   await close();
 });
 
-test("a long answer is drawn in less than half a frame", async () => {
+test("an answer is not drawn slower when it is long", async () => {
   const { page, close } = await scripted({ answers: [RICH] });
   await said(page, "is ready");
   const times = await page.evaluate(async (part) => {
@@ -330,10 +380,12 @@ test("a long answer is drawn in less than half a frame", async () => {
     }
     return times;
   }, RICH.text);
-  times.sort((a, b) => a - b);
-  const [median, most] = [0.5, 0.95].map((share) => times[Math.floor(times.length * share)]);
-  console.log(`drawing: ${median.toFixed(2)} ms, 95 % within ${most.toFixed(2)} ms`);
-  assert.ok(median < 8.3, `${median} ms`);
+  const median = (all) => all.toSorted((a, b) => a - b)[all.length >> 1];
+  const [short, long] = [median(times.slice(0, 300)), median(times.slice(-300))];
+  console.log(
+    `drawing: ${short.toFixed(2)} ms, ${long.toFixed(2)} ms at the end of ${RICH.text.length * 40} characters`,
+  );
+  assert.ok(long < 3 * short + 2, `${short} ms, then ${long} ms`);
   await close();
 });
 
@@ -393,9 +445,12 @@ for (const [colorScheme, viewport] of [
   test(`accessible and fitting: ${colorScheme}, ${viewport.width} px`, async () => {
     const models = [model("first", "loaded"), model("second", "failed", {})];
     models[1].status.error = "second.gguf: not a GGUF file";
-    const { page, server, close } = await scripted({ answers: [RICH, RICH, CALLING], models }, { colorScheme, viewport });
+    const { page, server, close } = await scripted(
+      { answers: [RICH, RICH, CALLING], models },
+      { colorScheme, viewport },
+    );
     await said(page, "is ready");
-    const axe = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+    const axe = await readAxe();
     await page.evaluate(axe);
     const check = async (state) => {
       const { violations } = await page.evaluate(() =>
@@ -495,6 +550,18 @@ test("the page of the command chats, writes, and verifies", async () => {
     await page.check("#show-tokens");
     assert.equal(await page.locator("#answer .token").count(), 20);
     assert.equal(await page.isVisible("#write-receipt"), true);
+    // the reference
+    for (const colorScheme of ["light", "dark"]) {
+      await page.emulateMedia({ colorScheme });
+      await page.goto(`${origin}/docs`);
+      await page.locator("details").first().click();
+      await page.evaluate(await readAxe());
+      const { violations } = await page.evaluate(() => axe.run());
+      assert.deepEqual(
+        violations.map(({ id, nodes }) => [id, nodes.map((n) => n.html)]),
+        [],
+      );
+    }
     await close();
   } finally {
     server.kill();

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Third-party clients against a server: openai in Python and Node, langchain-openai, litellm, curl, promtool,
-schemathesis, jsonschema, and an OTLP collector. Needs these packages, the programs in PATH, and the path of the binary.
+"""Third-party clients against a server: openai in Python and Node, anthropic, ollama, LangChain's classes for them,
+litellm, curl, promtool, schemathesis, jsonschema, and an OTLP collector. Needs these packages, the programs in PATH,
+and the path of the binary.
 
     python3 tests/clients/run.py target/release/starling
 """
@@ -18,6 +19,7 @@ import openai
 from prometheus_client import parser as prometheus
 from prometheus_client.openmetrics import parser as openmetrics
 
+from agents import with_agents
 from structure import with_forced_calls, with_schemas
 from traces import Collector, with_requests
 
@@ -225,6 +227,34 @@ def with_vendors(base):
     assert "".join(piece.message.content for piece in pieces) == expected
 
 
+def with_langchain_vendors(base):
+    """The same greedy answer through LangChain's classes for OpenAI, Anthropic and Ollama, and their structured output."""
+    from typing import Literal
+
+    import pydantic
+    from langchain_anthropic import ChatAnthropic
+    from langchain_ollama import ChatOllama
+    from langchain_openai import ChatOpenAI
+
+    class Weather(pydantic.BaseModel):
+        """The weather of a city."""
+
+        city: Literal["Oslo", "Rome"]
+
+    root, ask = base.removesuffix("/v1"), dict(model=MODEL, temperature=0)
+    chats = [
+        ChatOpenAI(**ask, base_url=base, api_key="none", max_tokens=60, max_retries=0),
+        ChatOpenAI(**ask, base_url=base, api_key="none", max_tokens=60, max_retries=0, use_responses_api=True),
+        ChatAnthropic(**ask, base_url=root, api_key="none", max_tokens=60, max_retries=0),
+        ChatOllama(**ask, base_url=root, num_predict=60),
+    ]
+    answers = {chat.invoke("Hi").text for chat in chats} | {"".join(piece.text for piece in chat.stream("Hi")) for chat in chats}
+    assert len(answers) == 1 and answers.pop(), answers
+    for chat in chats:
+        weather = chat.with_structured_output(Weather, method="json_schema").invoke("Warm?")
+        assert weather.city in ("Oslo", "Rome"), (chat, weather)
+
+
 def serve(tests, *more):
     arguments = [sys.argv[1], "serve", "--port", "0", "--log-level", "error", *more]
     server = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
@@ -240,11 +270,14 @@ def serve(tests, *more):
 
 def main():
     global certificate
-    serve([with_openai, with_node, with_curl, with_langchain, with_litellm, with_vendors, with_metrics, with_promtool], "--metrics-compat", "vllm")
+    serve([with_openai, with_node, with_curl, with_langchain, with_langchain_vendors, with_litellm, with_vendors, with_metrics, with_promtool], "--metrics-compat", "vllm")
     serve([with_promtool_alone, with_schemas])
     serve([with_forced_calls], "--chat-template", str(HERE / "../../fixtures/chat/qwen-tools.jinja"))
     with tempfile.TemporaryDirectory() as folder:
         serve([with_stored], "--state-dir", folder)
+    with tempfile.TemporaryDirectory() as folder:
+        template = str(HERE / "../../fixtures/chat/qwen-tools.jinja")
+        serve([with_agents], "--chat-template", template, "--state-dir", folder, "--ctx-size", "4096")
     # short answers and a short timeout, so that generated requests do not hold up each other
     with tempfile.TemporaryDirectory() as folder:
         serve([with_schemathesis], "--max-tokens", "16", "--request-timeout", "20", "--state-dir", folder)

@@ -85,6 +85,7 @@ const SUPPORTED: &[&str] = &[
     "jamba-moe",
     "jina-bert-v2",
     "jina-bert-v3",
+    "kimi-k3",
     "kimi-linear",
     "laguna",
     "lfm2",

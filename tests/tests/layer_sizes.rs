@@ -9,7 +9,6 @@ use starling::draft::Speculation;
 use starling::engine::{EngineOptions, Request};
 use starling::kernels::Cpu;
 use starling::kernels::attention::{KvMemory, KvType, PAGE};
-use starling::kv::PageError;
 use starling::model::{Exec, KvRef, Model, Run, ScratchSize};
 use starling::pool::Inline;
 use starling::quant::Dtype;
@@ -96,8 +95,7 @@ fn exported_pages_are_imported() {
         assert_eq!((seen[0].n_cached, seen[1].n_cached), (80, 80), "{name}");
         assert_eq!(same(&seen[..1]), same(&seen[1..]), "{name}");
         let mut other = engine_with_pages(&self::model("openelm"), 256, 1, 64, 40);
-        let refused = other.import_pages(&exported);
-        assert!(matches!(refused, Err(PageError::Length { .. } | PageError::Layout)), "{name}: {refused:?}");
+        assert!(other.import_pages(&exported).is_err(), "{name}: pages of another size");
     }
 }
 

@@ -4,8 +4,8 @@
 use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
-use starling::draft::Speculation;
-use starling::engine::{Engine, EngineOptions, Request, SnapshotOptions};
+use starling::draft::{Drafter, Speculation};
+use starling::engine::{Engine, EngineOptions, Event, Request, SnapshotOptions};
 use starling::kernels::Cpu;
 use starling::kernels::attention::{KvType, PAGE};
 use starling::kv::PageError;
@@ -14,6 +14,7 @@ use starling::model::evaluate::{Evaluation, EvaluationError};
 use starling::pool::Inline;
 use starling::quant::Dtype;
 use starling::receipt::verify;
+use starling::sampler::LogprobKind;
 use starling_tests::architecture::recipe;
 use starling_tests::sequences::{run, same};
 
@@ -171,6 +172,70 @@ fn new_pages_and_snapshots_move_to_another_engine() {
         let seen = [&mut a, &mut b].map(|engine| run(engine, &[request(&second, 9, 2)], 0).remove(0));
         assert_eq!((seen[0].n_cached, seen[1].n_cached), (80, 80), "{name}");
         assert_eq!(same(&seen[..1]), same(&seen[1..]), "{name}");
+    }
+}
+
+/// Leaves all drafts to the draft model.
+#[derive(Debug, Clone)]
+struct Silent;
+
+impl Drafter for Silent {
+    fn fork(&self) -> Box<dyn Drafter> {
+        Box::new(Silent)
+    }
+
+    fn accept(&mut self, _: u32) {}
+
+    fn propose(&mut self, _: usize, _: &mut Vec<u32>) -> usize {
+        0
+    }
+}
+
+/// A recurrent draft model that is the model itself guesses the most probable token of each position, also after wrong
+/// guesses: a draft is accepted up to the first token that was sampled otherwise.
+#[test]
+fn a_recurrent_draft_model_returns_to_its_state() {
+    for name in ["qwen35", "lfm2", "mamba2", "falcon-h1"] {
+        let mut model = Model::load(&recipe(name).file(Dtype::F32), &Inline).expect("a model");
+        // so that most guesses are probable enough
+        model.config.logit_scale *= 4.0;
+        let model = Arc::new(model);
+        let mut request = request(&prompt(75, 4), 120, 3);
+        request.sampling.temperature = 2.0;
+        request.sampling.logprobs = LogprobKind::Raw;
+        request.sampling.top_logprobs = 1;
+        let plain = run(&mut engine(&model, 2, 64, 40), std::slice::from_ref(&request), 0);
+        request.speculation =
+            Speculation { max: 5, min_acceptance: 0.0, drafter: Some(Arc::new(Silent)), ..Speculation::default() };
+        let mut engine = engine(&model, 2, 64, 40);
+        engine.set_draft_model(Arc::clone(&model), &Inline).expect("the same vocabulary");
+        engine.set_step_costs(&[1.0]);
+        engine.set_draft_cost(0.0);
+        let (mut drafted, mut rejected, mut answer) = (0, 0, Vec::new());
+        // the second time the prompt comes from the cache
+        for _ in 0..2 {
+            answer.clear();
+            engine.submit(request.clone()).expect("room");
+            while !engine.is_idle() {
+                let (mut tokens, mut draft) = (Vec::new(), None);
+                engine.step(Cpu::detect(), &Inline, &mut |event| match event {
+                    Event::Token { token, top, .. } => tokens.push((token, top[0].0 == token)),
+                    Event::Drafted { n_drafted, n_accepted, .. } => draft = Some((n_drafted, n_accepted)),
+                    _ => {}
+                });
+                if let Some((n_drafted, n_accepted)) = draft {
+                    let n_right = tokens.iter().take_while(|(_, is_most_probable)| *is_most_probable).count();
+                    assert_eq!(n_accepted, n_right.min(n_drafted), "{name}: {tokens:?}");
+                    (drafted, rejected) = (drafted + n_drafted, rejected + n_drafted - n_accepted);
+                }
+                answer.extend(tokens.iter().map(|(token, _)| *token));
+            }
+            assert_eq!(answer, plain[0].answer.iter().map(|(token, _)| *token).collect::<Vec<_>>(), "{name}");
+        }
+        assert!(drafted > 40 && rejected > 10, "{name}: {drafted} drafted, {rejected} rejected");
+        let stats = engine.draft_kv_stats().expect("a draft model");
+        assert_eq!((stats.in_use_bytes, stats.states.in_use_bytes), (0, 0), "{name}");
+        assert!(stats.states.n_snapshots > 0, "{name}: {stats:?}");
     }
 }
 

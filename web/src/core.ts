@@ -402,7 +402,8 @@ export class Core {
     const { request } = job;
     const take = (page: Uint8Array): Taken => {
       try {
-        return this.#call((m) => m.restore(page)) > 0 ? "imported" : "refused";
+        this.#call((m) => m.restore(page));
+        return "imported";
       } catch (e) {
         if (!(e instanceof StarlingError) || isFatal(e)) throw e;
         return e.code === "capacity" ? "full" : "refused";
@@ -418,6 +419,7 @@ export class Core {
         if (isFatal(e)) throw e;
         return; // the request is refused for the same reason
       }
+      if (store.hasSnapshots) keys = store.resumable(keys, (page) => this.#call((m) => m.snapshotKeys(page)));
       store.restore(keys, take);
     });
   }

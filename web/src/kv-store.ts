@@ -51,6 +51,8 @@ export function kvCacheOf(option: LoadOptions["kvCache"]): { maxBytes: number } 
 export interface PageFormat {
   namespace: string;
   page_bytes: number;
+  /** Slots of a snapshot of recurrent states; 0 for a model without recurrent layers. */
+  snapshot_records: number;
 }
 
 interface Slot {
@@ -128,11 +130,14 @@ export class KvStore {
   #turn = 0;
   /** Pages that the module refused. */
   refused = 0;
+  /** Whether the model continues only from snapshots ({@link KvStore.resumable}). */
+  readonly hasSnapshots: boolean;
 
-  private constructor(file: SyncAccessHandle, release: () => void, pageBytes: number, maxBytes: number) {
+  private constructor(file: SyncAccessHandle, release: () => void, format: PageFormat, maxBytes: number) {
     this.#file = file;
     this.#release = release;
-    this.#slotBytes = HEADER_BYTES + pageBytes;
+    this.#slotBytes = HEADER_BYTES + format.page_bytes;
+    this.hasSnapshots = format.snapshot_records > 0;
     this.#maxSlots = Math.floor(maxBytes / this.#slotBytes);
     this.#scan();
   }
@@ -141,7 +146,8 @@ export class KvStore {
    * Opens the pages of a model, and removes those of others, least recently used first, where all together exceed `maxBytes`.
    * `undefined` where there is no such storage, or another tab uses it.
    */
-  static async open({ namespace, page_bytes }: PageFormat, maxBytes: number): Promise<KvStore | undefined> {
+  static async open(format: PageFormat, maxBytes: number): Promise<KvStore | undefined> {
+    const { namespace, page_bytes } = format;
     const name = `${namespace}.pages`;
     let release = () => {};
     let file: SyncAccessHandle | undefined;
@@ -161,7 +167,7 @@ export class KvStore {
         room -= size;
         kept += size;
       }
-      return new KvStore(file, release, page_bytes, Math.max(maxBytes - kept, HEADER_BYTES + page_bytes));
+      return new KvStore(file, release, format, Math.max(maxBytes - kept, HEADER_BYTES + page_bytes));
     } catch {
       // no such storage: private windows, runtimes without it, threads that may not wait
       file?.close();
@@ -192,6 +198,30 @@ export class KvStore {
   /** Bytes of the file. */
   get bytes(): number {
     return this.#slots.length * this.#slotBytes;
+  }
+
+  /** Number of leading keys whose slots are there. */
+  known(keys: Uint8Array): number {
+    let n = 0;
+    while ((n + 1) * KEY_BYTES <= keys.length && this.#bySlotKey.has(hex(keys.subarray(n * KEY_BYTES, (n + 1) * KEY_BYTES)))) n += 1;
+    return n;
+  }
+
+  /**
+   * Keys of leading pages, and of the snapshot after the last of them: a model with recurrent layers continues only from a
+   * snapshot. `snapshotKeys` returns the keys of the snapshot after a page. Empty if there is no whole snapshot.
+   */
+  resumable(keys: Uint8Array, snapshotKeys: (page: Uint8Array) => Uint8Array): Uint8Array {
+    for (let n = this.known(keys); n > 0; n--) {
+      const pages = keys.subarray(0, n * KEY_BYTES);
+      const snapshot = snapshotKeys(pages.subarray(-KEY_BYTES));
+      if (this.known(snapshot) * KEY_BYTES < snapshot.length) continue;
+      const all = new Uint8Array(pages.length + snapshot.length);
+      all.set(pages);
+      all.set(snapshot, pages.length);
+      return all;
+    }
+    return new Uint8Array();
   }
 
   /**

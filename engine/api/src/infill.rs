@@ -38,6 +38,9 @@ const FAMILIES: [InfillTokens; 5] = [
     tokens("▁<PRE>", "▁<SUF>", "▁<MID>"),
 ];
 
+/// What begins the text of a file where the model has no token for it, as in llama-server.
+const SNIPPET: &str = "\n\n--- snippet ---\n\n";
+
 /// Text before and after the answer, and other files.
 #[derive(Debug, Clone, Default)]
 pub struct Infill {
@@ -61,7 +64,7 @@ impl Infill {
     /// # Errors
     /// A model without the tokens.
     pub fn encode(&self, tokenizer: &Tokenizer, param: &str) -> Result<Vec<u32>, ApiError> {
-        let id = |text: &str| tokenizer.token_id(text.as_bytes());
+        let id = |text: &str| tokenizer.token_id(text.as_bytes()).filter(|_| !text.is_empty());
         let ids = FAMILIES.iter().find_map(|f| Some((f, id(f.prefix)?, id(f.suffix)?, id(f.middle)?)));
         let Some((family, prefix, suffix, middle)) = ids else {
             let message = format!("{param}: the model has no fill-in-the-middle tokens");
@@ -71,18 +74,19 @@ impl Infill {
         let encode = |text: &str| tokenizer.encode(text, options);
         let mut all: Vec<u32> = tokenizer.bos().filter(|_| tokenizer.adds_bos()).into_iter().collect();
         if !self.files.is_empty() {
-            let (Some(repository), Some(file)) = (id(family.repository), id(family.file)) else {
-                let message = "input_extra: the model has no tokens for repositories and files";
-                return Err(ApiError::unsupported("input_extra", message));
-            };
-            all.push(repository);
-            all.extend(encode("myproject\n"));
-            for (name, text) in &self.files {
-                all.push(file);
-                all.extend(encode(&format!("{name}\n{text}")));
+            match id(family.repository).zip(id(family.file)) {
+                Some((repository, file)) => {
+                    all.push(repository);
+                    all.extend(encode("myproject\n"));
+                    for (name, text) in &self.files {
+                        all.push(file);
+                        all.extend(encode(&format!("{name}\n{text}")));
+                    }
+                    all.push(file);
+                    all.extend(encode("filename\n"));
+                }
+                None => self.files.iter().for_each(|(_, text)| all.extend(encode(&format!("{SNIPPET}{text}")))),
             }
-            all.push(file);
-            all.extend(encode("filename\n"));
         }
         all.push(prefix);
         all.extend(encode(&self.prefix));

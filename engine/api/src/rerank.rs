@@ -184,6 +184,17 @@ pub struct TeiRank {
     pub text: Option<String>,
 }
 
+/// Response to a request with `documents`, or with `texts`.
+#[derive(Debug, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(untagged)]
+pub enum Reranked {
+    /// With `documents`.
+    Documents(RerankResponse),
+    /// With `texts`.
+    Texts(Vec<TeiRank>),
+}
+
 impl RerankPlan {
     /// Index, score and document of the results, the best first; of equal ones the first of the request.
     fn results(&mut self, scores: &[f32]) -> Vec<(usize, f32, Option<String>)> {
@@ -242,7 +253,8 @@ pub fn pair_tokens(model: &Model, query: &str, document: &str, max: Option<usize
             tokenizer.encode_with_offsets(document, EncodeOptions { add_special: false, parse_special: false });
         let kept = ranges.len().saturating_sub(excess);
         let end = ranges[..kept].last().map_or(0, |range| range.end).min(document.len().saturating_sub(1));
-        document = &document[..document.floor_char_boundary(end)];
+        let boundary = (0..=end).rev().find(|at| document.is_char_boundary(*at));
+        document = &document[..boundary.unwrap_or(0)];
     }
 }
 
@@ -318,8 +330,8 @@ mod tests {
 
     #[test]
     fn errors_name_the_field() {
+        assert!(plan(json!({ "documents": ["a"] })).expect_err("an error").message.contains("query"));
         for (body, param) in [
-            (json!({ "documents": ["a"] }), "query"),
             (json!({ "query": 1, "documents": ["a"] }), "query"),
             (json!({ "query": "q" }), "documents"),
             (json!({ "query": "q", "documents": [] }), "documents"),

@@ -5,6 +5,10 @@
 //! tokens of a sequence are computed only when the model is to propose some, at most a given number per step; until it has
 //! caught up, it proposes none. All sequences of a step are computed in one batch. Where no page is free, a sequence gets
 //! no proposal.
+//!
+//! A draft model with recurrent layers saves the state of a sequence before the first guess that it computes. If the answer
+//! is not as guessed, it returns to that state and computes the accepted tokens again, in the batch that gives the next
+//! guess. At most [`MAX_STATES`] sequences have states; the others get no proposal.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -21,6 +25,8 @@ use crate::pool::Pool;
 
 /// A token of lower probability ends the proposal.
 const MIN_PROBABILITY: f32 = 0.4;
+/// Sequences with recurrent states: each needs two, and a step rarely drafts for more.
+const MAX_STATES: usize = 8;
 /// Logits that are smaller than the largest by more than this add less than 2 % to the sum of 200,000 tokens.
 const MAX_DIFFERENCE: f32 = 16.0;
 
@@ -85,9 +91,15 @@ impl DraftModel {
         pages.min(options.max_seqs.saturating_mul(options.n_ctx.div_ceil(PAGE)))
     }
 
-    /// Bytes of the KV pages.
+    /// Slots for recurrent states: of sequences, the saved ones, and snapshots of prompts.
+    fn n_states(options: &EngineOptions) -> usize {
+        3 * options.max_seqs.min(MAX_STATES) + 2
+    }
+
+    /// Bytes of the KV pages and recurrent states.
     pub(crate) fn kv_bytes(draft: &Model, target: &Model, options: &EngineOptions) -> usize {
-        DraftModel::n_pages(target, options).saturating_mul(draft.kv_layout(options.kv_type).page_bytes())
+        let pages = DraftModel::n_pages(target, options).saturating_mul(draft.kv_layout(options.kv_type).page_bytes());
+        pages.saturating_add(DraftModel::n_states(options).saturating_mul(draft.state_bytes()))
     }
 
     /// Checks the vocabulary and reserves KV memory and working memory.
@@ -100,7 +112,8 @@ impl DraftModel {
         check_draft_model(&model, target)?;
         let n_ctx = options.n_ctx.min(model.config.max_context());
         let n_pages = u32::try_from(DraftModel::n_pages(target, options)).unwrap_or(u32::MAX);
-        let arena = KvArena::new(model.kv_layout(options.kv_type), n_pages, [0; 32]).map_err(MemoryError::from)?;
+        let mut arena = KvArena::new(model.kv_layout(options.kv_type), n_pages, [0; 32]).map_err(MemoryError::from)?;
+        arena.reserve_states(model.config.state_len(), DraftModel::n_states(options)).map_err(MemoryError::from)?;
         let (max_seqs, max_rows) = (options.max_seqs, options.batch_tokens.max(options.max_seqs));
         let size = ScratchSize { rows: max_rows, logits: max_seqs, seqs: max_seqs, n_ctx };
         let scratch = model.scratch(pool, options.kv_type, size)?;
@@ -121,7 +134,8 @@ impl DraftModel {
     pub(crate) fn release(&mut self, id: RequestId, tokens: &[u32], salt: u64) {
         let Some(mut sequence) = self.sequences.remove(&id) else { return };
         sequence.drop_guesses(&mut self.arena, tokens);
-        self.arena.publish(&sequence.pages, &tokens[..sequence.n_computed], salt);
+        let n_computed = sequence.n_computed.min(tokens.len());
+        self.arena.publish(&sequence.pages, &tokens[..n_computed], salt);
         self.arena.release(sequence.pages);
     }
 
@@ -153,6 +167,7 @@ impl DraftModel {
             proposals.max_rows = proposals.max_rows.max(rows);
             proposals.n_batches += 1;
             let mut guessed = self.compute(exec, jobs, &batch).into_iter();
+            self.keep_states(jobs, &batch);
             let done = core::mem::take(&mut batch);
             for BatchEntry { job: i, .. } in done.into_iter().filter(|entry| entry.picks) {
                 let (Some(guess), job) = (guessed.next(), &jobs[i]) else { continue };
@@ -163,7 +178,10 @@ impl DraftModel {
                 guesses.push(guess);
                 chances[i] *= guess.probability;
                 let is_last = guesses.len() >= job.max || chances[i] * job.next < job.min_chance;
-                if !is_last && let Some(pos) = self.extend(job.id, 1) {
+                if !is_last
+                    && self.saves_state(job.id)
+                    && let Some(pos) = self.extend(job.id, 1)
+                {
                     batch.push(BatchEntry { job: i, tokens: vec![guess.token], pos, picks: true });
                     if let Some(sequence) = self.sequences.get_mut(&job.id) {
                         sequence.guesses.push(guess.token);
@@ -179,19 +197,38 @@ impl DraftModel {
         let mut pending: Vec<(usize, usize)> = Vec::with_capacity(jobs.len());
         for (i, job) in jobs.iter().enumerate().filter(|(_, job)| job.max > 0) {
             let arena = &mut self.arena;
-            let sequence = self.sequences.entry(job.id).or_insert_with(|| {
+            let known = self.sequences.remove(&job.id).and_then(|mut sequence| {
+                sequence.drop_guesses(arena, job.tokens);
+                if sequence.n_computed < job.tokens.len() {
+                    return Some(sequence);
+                }
+                // a recurrent state cannot go back by one token
+                arena.release(sequence.pages);
+                None
+            });
+            let sequence = known.unwrap_or_else(|| {
                 let pages = arena.acquire(job.tokens, job.salt);
                 Sequence { n_computed: pages.n_cached, pages, guesses: Vec::new() }
             });
-            sequence.drop_guesses(arena, job.tokens);
+            if arena.has_states() && (sequence.pages.state.is_none() || self.sequences.len() >= MAX_STATES) {
+                arena.release(sequence.pages);
+                continue;
+            }
             pending.push((job.tokens.len() - sequence.n_computed, i));
+            self.sequences.insert(job.id, sequence);
         }
         pending.sort_unstable();
         let mut batch = Vec::with_capacity(pending.len());
         for (n_pending, i) in pending {
-            let (n, job) = (n_pending.min(budget), &jobs[i]);
+            let (mut n, job) = (n_pending.min(budget), &jobs[i]);
             if n == 0 {
                 break;
+            }
+            // pauses for a snapshot at the last page boundary of a prompt
+            let n_computed = job.tokens.len() - n_pending;
+            let boundary = ((job.tokens.len() - 1) / PAGE * PAGE).saturating_sub(n_computed);
+            if self.arena.has_states() && n > boundary && boundary > PAGE {
+                n = boundary;
             }
             let Some(pos) = self.extend(job.id, n) else { continue };
             batch.push(BatchEntry { job: i, tokens: job.tokens[pos..pos + n].to_vec(), pos, picks: n == n_pending });
@@ -201,6 +238,27 @@ impl DraftModel {
             budget -= n;
         }
         batch
+    }
+
+    /// Keeps snapshots of the states that are at the last page boundary of their tokens.
+    fn keep_states(&mut self, jobs: &[ProposalJob<'_>], batch: &[BatchEntry]) {
+        if !self.arena.has_states() {
+            return;
+        }
+        for entry in batch.iter().filter(|entry| !entry.picks) {
+            let (job, end) = (&jobs[entry.job], entry.pos + entry.tokens.len());
+            let is_last = end.is_multiple_of(PAGE) && end + PAGE >= job.tokens.len();
+            if let Some(sequence) = self.sequences.get(&job.id).filter(|_| is_last) {
+                self.arena.snapshot(&sequence.pages, &job.tokens[..end], job.salt);
+            }
+        }
+    }
+
+    /// Saves the recurrent state of a sequence before its first guess, if it has one. Returns whether guesses may be
+    /// computed.
+    fn saves_state(&mut self, id: RequestId) -> bool {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return false };
+        !self.arena.has_states() || !sequence.guesses.is_empty() || self.arena.save_state(&mut sequence.pages)
     }
 
     /// Reserves `n` more positions of a sequence. Returns the first, or `None` if the context or the pages do not suffice.
@@ -217,8 +275,9 @@ impl DraftModel {
         let runs: Vec<Run<'_>> = batch
             .iter()
             .filter_map(|BatchEntry { job, tokens, pos, picks }| {
-                let pages = &self.sequences.get(&jobs[*job].id)?.pages.pages;
-                Some(Run { tokens, pos: *pos, pages, state: 0, n_logits: usize::from(*picks) })
+                let SeqPages { pages, state, .. } = &self.sequences.get(&jobs[*job].id)?.pages;
+                let state = state.unwrap_or(0);
+                Some(Run { tokens, pos: *pos, pages, state, n_logits: usize::from(*picks) })
             })
             .collect();
         let picks = logits_rows(&runs);
@@ -240,13 +299,20 @@ struct BatchEntry {
 }
 
 impl Sequence {
-    /// Drops the guesses that differ from the tokens of the sequence. At least the last token is left to compute: its row
-    /// gives the next guess.
+    /// Drops the guesses that differ from the tokens of the sequence; with recurrent states all of them, unless all are right.
+    /// At least the last token is left to compute: its row gives the next guess.
     fn drop_guesses(&mut self, arena: &mut KvArena, tokens: &[u32]) {
         let guessed = self.guesses.iter().zip(&tokens[self.n_computed.min(tokens.len())..]);
         let n_right = guessed.take_while(|(guess, token)| guess == token).count();
+        let (n_guessed, most) = (self.guesses.len(), tokens.len().saturating_sub(1));
         self.guesses.clear();
-        self.n_computed = (self.n_computed + n_right).min(tokens.len().saturating_sub(1));
+        if arena.has_states() {
+            let keeps = n_right == n_guessed && self.n_computed + n_right <= most;
+            arena.settle_state(&mut self.pages, keeps);
+            self.n_computed += if keeps { n_right } else { 0 };
+        } else {
+            self.n_computed = (self.n_computed + n_right).min(most);
+        }
         arena.truncate(&mut self.pages, self.n_computed);
     }
 }
@@ -273,9 +339,6 @@ impl Guess {
 pub fn check_draft_model(draft: &Model, target: &Model) -> Result<(), DraftModelError> {
     if !draft.config.causal || !target.config.causal {
         return Err(DraftModelError::Encoder);
-    }
-    if draft.config.recurrent.is_some() {
-        return Err(DraftModelError::Recurrent);
     }
     let sizes = [draft, target].map(|model| (model.tokenizer.n_vocab(), model.config.n_vocab));
     if sizes[0] != sizes[1] {

@@ -55,6 +55,14 @@ impl PageKey {
         PageKey(h.finalize().into())
     }
 
+    /// Key of part `i` of the page's snapshot, for hosts that keep parts under keys of their own: the page's key with other
+    /// first bytes.
+    pub fn snapshot_part(&self, i: u32) -> PageKey {
+        let mut key = *self;
+        key.0.iter_mut().zip(i.wrapping_add(1).to_le_bytes()).for_each(|(byte, i)| *byte ^= i);
+        key
+    }
+
     /// The key of the child page with `tokens`.
     pub(super) fn child(&self, tokens: &[u32]) -> PageKey {
         let mut h = Sha256::new();

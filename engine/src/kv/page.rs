@@ -77,11 +77,11 @@ pub enum PageError {
 }
 
 /// A cursor over the fields of the header.
-struct Fields<'a>(&'a [u8]);
+pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Fields<'a> {
     /// The next `N` bytes; zeros beyond the end, which the length check excludes.
-    fn array<const N: usize>(&mut self) -> [u8; N] {
+    pub(super) fn array<const N: usize>(&mut self) -> [u8; N] {
         let mut out = [0; N];
         if let Some((field, rest)) = self.0.split_at_checked(N) {
             out.copy_from_slice(field);

@@ -5,22 +5,24 @@
 //! | 8 | `STKVSTAT` |
 //! | 4 | version, 1 |
 //! | 32 | namespace: digest of numerics version, model and KV layout |
-//! | 32 | key of the page that the snapshot follows |
-//! | 4 | floats of the whole state, u32 |
-//! | 4 | floats in the records before this one, u32 |
-//! | `n` | the next floats of the state, f32, then zeros |
+//! | 8 | floats of the whole state |
+//! | 8 | floats in the records before this one |
+//! | 8 | floats in this record |
+//! | 8 | position of the first token of the page that the snapshot follows, at the same offset as in a page |
+//! | 32 | key of that page |
+//! | `n` | the floats, f32, then zeros |
 //! | 8 | XXH64 of everything before |
 
 use alloc::vec::Vec;
 
 use xxhash_rust::xxh64::xxh64;
 
-use super::page::PageError;
+use super::page::{Fields, PageError};
 use super::{KvArena, PageKey};
 
 pub(super) const MAGIC: [u8; 8] = *b"STKVSTAT";
 const VERSION: u32 = 1;
-const HEADER: usize = 8 + 4 + 32 + 32 + 4 + 4;
+const HEADER: usize = 8 + 4 + 32 + 4 * 8 + 32;
 const CHECKSUM: usize = 8;
 
 /// A snapshot whose first records are imported.
@@ -57,9 +59,9 @@ impl KvArena {
             out.extend(MAGIC);
             out.extend(VERSION.to_le_bytes());
             out.extend(self.root);
+            let numbers = [state.len(), i * n, part.len(), node.position as usize];
+            numbers.iter().for_each(|n| out.extend((*n as u64).to_le_bytes()));
             out.extend(node.key.0);
-            out.extend((state.len() as u32).to_le_bytes());
-            out.extend(((i * n) as u32).to_le_bytes());
             part.iter().for_each(|v| out.extend(v.to_le_bytes()));
             out.resize(start + self.exported_bytes() - CHECKSUM, 0);
             let checksum = xxh64(&out[start..], 0);
@@ -80,25 +82,34 @@ impl KvArena {
         }
         let (content, checksum) = bytes.split_at(expected - CHECKSUM);
         let (header, floats) = content.split_at(HEADER);
-        let number = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
-        if number(8) != VERSION {
-            return Err(PageError::Version(number(8)));
+        let mut fields = Fields(&header[8..]);
+        let version = u32::from_le_bytes(fields.array());
+        if version != VERSION {
+            return Err(PageError::Version(version));
         }
         if checksum != xxh64(content, 0).to_le_bytes() {
             return Err(PageError::Checksum);
         }
-        if header[12..44] != self.root || !self.has_states() || number(76) as usize != len {
+        let root: [u8; 32] = fields.array();
+        let [all, before, n_floats, position] = core::array::from_fn(|_| u64::from_le_bytes(fields.array()));
+        let key = PageKey(fields.array());
+        if root != self.root || !self.has_states() || all != len as u64 {
             return Err(PageError::Layout);
         }
-        let mut key = PageKey([0; 32]);
-        key.0.copy_from_slice(&header[44..76]);
         let page = self.tree.get(&key).copied().ok_or(PageError::Parent(key))?;
-        let mut partial = match (number(80), self.states.partial.take()) {
+        let node = self.pages[page as usize].node.as_ref();
+        if node.is_none_or(|node| u64::from(node.position) != position) {
+            return Err(PageError::Position(position));
+        }
+        let mut partial = match (before, self.states.partial.take()) {
             (0, _) => PartialState { key, floats: Vec::new() },
-            (at, Some(partial)) if partial.key == key && partial.floats.len() == at as usize => partial,
-            (at, _) => return Err(PageError::Position(u64::from(at))),
+            (_, Some(partial)) if partial.key == key && partial.floats.len() as u64 == before => partial,
+            _ => return Err(PageError::Position(before)),
         };
         let n = (len - partial.floats.len()).min(floats.len() / 4);
+        if n as u64 != n_floats {
+            return Err(PageError::Layout);
+        }
         if partial.floats.try_reserve(n).is_err() {
             return Err(PageError::NoCapacity);
         }

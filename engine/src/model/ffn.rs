@@ -4,15 +4,16 @@ use alloc::vec::Vec;
 
 use super::arch::{ExpertInput, Gating, Swiglu};
 use super::block::{ForwardPass, SubLayerRows};
-use super::config::ExpertsConfig;
+use super::config::{AdjugatesConfig, ExpertsConfig};
 use super::forward::Stage;
 use super::rows::{FfnActivation, PackedColumns, columns};
 use super::scratch::{ExpertsScratch, StepScratch};
-use super::weights::{Dense, Experts, FeedForward, Linear, SharedExpert, padded};
+use super::weights::{Dense, ExpertMatrices, Experts, FeedForward, Linear, SharedExpert, padded};
 use crate::kernels::act::Floats;
 use crate::kernels::elementwise::{Activation, activate, add_scaled, scale, sigmoid};
 use crate::kernels::matmul::{MatmulJob, products};
 use crate::kernels::norm::sparsify;
+use crate::kernels::panel::Matrix;
 use crate::kernels::recurrent::StateMemory;
 use crate::kernels::softmax::exps;
 
@@ -65,6 +66,9 @@ impl ForwardPass<'_, '_> {
                         let sum = &mut sum[..self.n * stride];
                         self.rows.linear(down, x_experts, input, &mut step.words);
                         self.experts(i, experts, ExpertRows { x: input, stride, router: x_router, y: sum }, s, step);
+                        if let Some(norm) = &experts.latent_norm {
+                            self.rows.norm_beginnings(norm, sum, stride);
+                        }
                         let sum = Floats { x: sum, stride };
                         self.rows.matrix(&up.w, up.bias.as_deref(), sum, y, &mut step.words);
                         s.latent = latent;
@@ -112,6 +116,7 @@ impl ForwardPass<'_, '_> {
             swiglu: Swiglu::Plain,
             limit,
             xielu: self.model.config.layers[i].xielu,
+            situ: self.model.config.situ,
         };
         self.rows.activate(activation, wide, stride, ffn.up.part_starts.get(1).copied(), w.k());
         if let Some(norm) = &ffn.sub_norm {
@@ -150,8 +155,8 @@ impl ForwardPass<'_, '_> {
         s.outputs = out;
     }
 
-    /// `y = sum over the selected experts of weight * down(act(gate x) * up x)`, in order of selection. The rows of an
-    /// expert are gathered, so that each expert runs one matrix product.
+    /// `y = sum over the selected experts of weight * down(act(gate x) * up x)`, in order of selection. Adjugate experts
+    /// add the same sum of theirs, whose input is y.
     fn experts(
         &mut self,
         i: usize,
@@ -162,16 +167,56 @@ impl ForwardPass<'_, '_> {
     ) {
         let Some(c) = &self.model.config.experts else { return };
         let (n, d, rows) = (self.n, c.width, self.rows);
-        let StepScratch { wide, words, .. } = step;
         let router = &mut s.router[..n * padded(c.n)];
-        rows.linear(&e.router, &router_input[..n * self.model.config.n_embd], router, words);
+        rows.linear(&e.router, &router_input[..n * self.model.config.n_embd], router, &mut step.words);
         self.trace_stage(Stage::Router, Some(i), &mut columns(router, padded(c.n), 0, c.n));
         self.route(c, e.selection_bias.as_deref(), s);
+        self.selected_experts(i, &e.matrices, (x, x_stride), s, step);
+        if let Some(scales) = &e.output_scale {
+            let selected = s.selected[..n * c.n_used].iter().zip(&mut s.weights);
+            selected.for_each(|(expert, weight)| *weight *= scales[*expert as usize]);
+        }
+        rows.each(y, padded(d), &|_, y| y[..d].fill(0.0));
+        self.add_selected(c, s, y);
+        if let (Some(adjugates), Some(a)) = (&e.adjugates, &c.adjugates) {
+            self.route_adjugates(c, a, s);
+            self.selected_experts(i, adjugates, (y, padded(d)), s, step);
+            self.add_selected(c, s, y);
+        }
+    }
 
-        // a single token is the input of all its experts: no gather, unless each input has its weight
+    /// `y = y + sum over the selected experts of weight * output`.
+    fn add_selected(&self, c: &ExpertsConfig, s: &ExpertsScratch, y: &mut [f32]) {
+        let (rows, d, n_used) = (self.rows, c.width, c.n_used);
+        let (expert_rows, weights, outputs) = (&s.expert_rows, &s.weights, &s.outputs);
+        rows.each(y, padded(d), &|r, y| {
+            for j in r * n_used..(r + 1) * n_used {
+                let output = &outputs[expert_rows[j] as usize * padded(d)..][..d];
+                add_scaled(rows.cpu, &mut y[..d], output, weights[j]);
+            }
+        });
+    }
+
+    /// The outputs of the selected experts for the rows `x`, `x_stride` floats apart. The rows of an expert are gathered,
+    /// so that each expert runs one matrix product.
+    fn selected_experts(
+        &self,
+        i: usize,
+        e: &ExpertMatrices,
+        (x, x_stride): (&[f32], usize),
+        s: &mut ExpertsScratch,
+        step: &mut StepScratch,
+    ) {
+        let Some(c) = &self.model.config.experts else { return };
+        let (n, d, rows) = (self.n, c.width, self.rows);
+        let StepScratch { wide, words, .. } = step;
+        let (n_experts, n_ff) = (e.up.len(), e.down.first().map_or(0, Matrix::k));
+
+        // a single token is the input of all its experts: no gather, unless each input has its weight, or several of the
+        // experts are the same
         let total = n * c.n_used;
         let weighted = self.model.config.arch.weighted_inputs;
-        let gathered = n > 1 || weighted;
+        let gathered = n > 1 || weighted || n_experts < c.n;
         let inputs = &mut s.inputs[..total * d];
         if gathered {
             let source_rows = &s.source_rows;
@@ -183,15 +228,15 @@ impl ForwardPass<'_, '_> {
                 *weight = 1.0;
             }
         }
-        let groups = || (0..c.n).map(|e| (e, s.starts[e]..s.starts[e + 1])).filter(|(_, rows)| !rows.is_empty());
+        let groups = || (0..n_experts).map(|e| (e, s.starts[e]..s.starts[e + 1])).filter(|(_, rows)| !rows.is_empty());
 
-        let is_fused = e.gate.is_empty() && e.up[0].rows() == 2 * c.n_ff;
+        let is_fused = e.gate.is_empty() && e.up[0].rows() == 2 * n_ff;
         let up_at = match (is_fused, e.gate.is_empty()) {
-            (true, _) => c.n_ff,
+            (true, _) => n_ff,
             (false, true) => 0,
-            (false, false) => padded(c.n_ff),
+            (false, false) => padded(n_ff),
         };
-        let stride = if is_fused { padded(2 * c.n_ff) } else { up_at + padded(c.n_ff) };
+        let stride = if is_fused { padded(2 * n_ff) } else { up_at + padded(n_ff) };
         let up_row = if is_fused { 0 } else { up_at };
         let wide = &mut wide[..total * stride];
         let mut packed = PackedColumns::new(words);
@@ -207,7 +252,7 @@ impl ForwardPass<'_, '_> {
         }
         products(rows.cpu, rows.pool, &jobs, wide, stride);
         // the expert of a row
-        let starts = &s.starts;
+        let starts = &s.starts[..=n_experts];
         let expert_of = |row: usize| starts.partition_point(|start| *start <= row) - 1;
         let add_biases = |x: &mut [f32], stride: usize, bias: &Option<Vec<f32>>, at: usize, width: usize| {
             if let Some(bias) = bias {
@@ -215,11 +260,12 @@ impl ForwardPass<'_, '_> {
                 rows.each(x, stride, &|r, row| add_scaled(rows.cpu, &mut row[at..at + width], bias(r), 1.0));
             }
         };
-        add_biases(wide, stride, &e.biases[0], 0, c.n_ff);
-        add_biases(wide, stride, &e.biases[1], up_at, c.n_ff);
+        add_biases(wide, stride, &e.biases[0], 0, n_ff);
+        add_biases(wide, stride, &e.biases[1], up_at, n_ff);
         let (arch, limit) = (&self.model.config.arch, self.model.config.layers[i].expert_limit);
-        let activation = FfnActivation { act: arch.act, swiglu: arch.swiglu, limit, xielu: None };
-        rows.activate(activation, wide, stride, (up_at > 0).then_some(up_at), c.n_ff);
+        let situ = self.model.config.situ;
+        let activation = FfnActivation { act: arch.act, swiglu: arch.swiglu, limit, xielu: None, situ };
+        rows.activate(activation, wide, stride, (up_at > 0).then_some(up_at), n_ff);
 
         let outputs = &mut s.outputs[..total * padded(d)];
         let mut packed = PackedColumns::new(words);
@@ -230,19 +276,6 @@ impl ForwardPass<'_, '_> {
         }
         products(rows.cpu, rows.pool, &jobs, outputs, padded(d));
         add_biases(outputs, padded(d), &e.biases[2], 0, d);
-
-        if let Some(scales) = &e.output_scale {
-            let selected = s.selected[..total].iter().zip(&mut s.weights);
-            selected.for_each(|(expert, weight)| *weight *= scales[*expert as usize]);
-        }
-        let (expert_rows, weights) = (&s.expert_rows, &s.weights);
-        rows.each(y, padded(d), &|r, y| {
-            let y = &mut y[..d];
-            y.fill(0.0);
-            for j in r * c.n_used..(r + 1) * c.n_used {
-                add_scaled(rows.cpu, y, &outputs[expert_rows[j] as usize * padded(d)..][..d], weights[j]);
-            }
-        });
     }
 
     /// Routes each row: selects its experts and their weights, and sorts rows by expert.
@@ -281,21 +314,45 @@ impl ForwardPass<'_, '_> {
             };
             weights.iter_mut().for_each(|w| *w = (*w / sum) * c.scale);
         }
-        s.starts.fill(0);
-        let selected = &s.selected[..n * c.n_used];
-        selected.iter().for_each(|&e| s.starts[e as usize + 1] += 1);
-        for e in 0..c.n {
-            s.starts[e + 1] += s.starts[e];
-        }
-        for (j, &e) in selected.iter().enumerate() {
-            let place = s.starts[e as usize];
-            s.starts[e as usize] += 1;
-            (s.expert_rows[j], s.source_rows[place]) = (place as u32, (j / c.n_used) as u32);
-        }
-        // each start has advanced to the next expert's: shift back
-        s.starts.rotate_right(1);
-        s.starts[0] = 0;
+        sort_by_expert(c.n, (n, c.n_used), s);
     }
+
+    /// Replaces the selected experts of each row by the adjugate experts of their groups, with the weights that llama.cpp
+    /// gives them: the probabilities of the experts that have the numbers of the groups, normalised.
+    fn route_adjugates(&self, c: &ExpertsConfig, a: &AdjugatesConfig, s: &mut ExpertsScratch) {
+        let logits = s.router.chunks_exact(padded(c.n)).map(|row| &row[..c.n]);
+        let selected = s.selected.chunks_exact_mut(c.n_used).zip(s.weights.chunks_exact_mut(c.n_used));
+        for (logits, (selected, weights)) in logits.zip(selected).take(self.n) {
+            let all = exps(self.rows.cpu, logits, logits[selected[0] as usize], 1.0, &mut s.probabilities);
+            let mut sum = 0.0;
+            for (expert, weight) in selected.iter_mut().zip(&mut *weights) {
+                *expert /= a.per_group as u32;
+                *weight = s.probabilities[*expert as usize] / all;
+                sum += *weight;
+            }
+            let sum = sum.max(LEAST_SUM);
+            weights.iter_mut().for_each(|w| *w = (*w / sum) * c.scale * a.scale);
+        }
+        sort_by_expert(c.n_adjugates(), (self.n, c.n_used), s);
+    }
+}
+
+/// Sorts the selected experts of `n` rows, `n_used` each, by the expert, of which there are `n_experts`.
+fn sort_by_expert(n_experts: usize, (n, n_used): (usize, usize), s: &mut ExpertsScratch) {
+    let (starts, selected) = (&mut s.starts[..=n_experts], &s.selected[..n * n_used]);
+    starts.fill(0);
+    selected.iter().for_each(|&e| starts[e as usize + 1] += 1);
+    for e in 0..n_experts {
+        starts[e + 1] += starts[e];
+    }
+    for (j, &e) in selected.iter().enumerate() {
+        let place = starts[e as usize];
+        starts[e as usize] += 1;
+        (s.expert_rows[j], s.source_rows[place]) = (place as u32, (j / n_used) as u32);
+    }
+    // each start has advanced to the next expert's: shift back
+    starts.rotate_right(1);
+    starts[0] = 0;
 }
 
 /// Least sum of the selected experts' weights (llama.cpp: the smallest normal f16).

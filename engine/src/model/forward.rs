@@ -234,6 +234,7 @@ impl Model {
                 ResidualOrder::Parallel => pass.parallel_block(i, memory, s),
                 ResidualOrder::PostNorm(norms) => pass.post_norm_block(i, norms, memory, s),
                 ResidualOrder::Normed => pass.normed_block(i, memory, s),
+                ResidualOrder::Attended(scores) => pass.attended_block(i, scores, memory, s),
             }
             let output_scale = self.config.layers[i].output_scale;
             if output_scale != 1.0 {
@@ -246,6 +247,11 @@ impl Model {
         }
         if let Some(altup) = &self.weights.altup {
             pass.merge_streams(altup, s);
+        }
+        if let Some(score) = &self.weights.residual_score {
+            let [_, kept] = self.config.kept_residuals(self.config.n_layer() - 1);
+            pass.rows.mix_residuals(score, &s.x[..n * d], &s.residuals[..kept * n * d], &mut s.h[..n * d]);
+            s.x[..n * d].copy_from_slice(&s.h[..n * d]);
         }
     }
 

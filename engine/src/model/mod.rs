@@ -14,6 +14,7 @@ pub mod mixers;
 mod passes;
 mod projection;
 mod recommended;
+mod residual_attention;
 
 pub(crate) mod roles;
 pub mod rotary;
@@ -55,6 +56,10 @@ pub struct Model {
     pub rerank_template: Option<String>,
     /// Name of the model (`general.name`).
     pub name: Option<String>,
+    /// Number of elements of all tensors.
+    pub n_parameters: u64,
+    /// Mixture of types of the file, as llama.cpp numbers it (`general.file_type`).
+    pub file_type: Option<u32>,
     /// Sampling options that the file recommends.
     pub recommended: RecommendedSampling,
     /// Maximal bytes of working memory. An untrusted file controls widths and numbers of experts, and so the memory
@@ -71,6 +76,8 @@ pub struct ModelLoader {
     chat_template: Option<String>,
     rerank_template: Option<String>,
     name: Option<String>,
+    n_parameters: u64,
+    file_type: Option<u32>,
     recommended: RecommendedSampling,
 }
 
@@ -112,6 +119,9 @@ impl ModelLoader {
             chat_template: gguf.str("tokenizer.chat_template")?.map(Into::into),
             rerank_template: gguf.str("tokenizer.chat_template.rerank")?.map(Into::into),
             name: gguf.str("general.name")?.map(Into::into),
+            n_parameters: shards.iter().flat_map(|shard| shard.tensors()).map(|tensor| tensor.n_elements()).sum(),
+            // a mixture of another program is no reason to refuse the file
+            file_type: gguf.u32("general.file_type").unwrap_or(None),
             recommended: RecommendedSampling::from_gguf(gguf)?,
         })
     }
@@ -132,9 +142,19 @@ impl ModelLoader {
     /// [`LoadError`] of the first tensor that is incomplete or that conflicts with others.
     pub fn finish(self) -> Result<Model, LoadError> {
         let (config, weights) = self.loader.finish()?;
-        let ModelLoader { tokenizer, chat_template, rerank_template, name, recommended, .. } = self;
         let max_scratch_bytes = weights.len_bytes().max(LEAST_SCRATCH_LIMIT);
-        Ok(Model { config, tokenizer, chat_template, rerank_template, name, recommended, max_scratch_bytes, weights })
+        Ok(Model {
+            config,
+            tokenizer: self.tokenizer,
+            chat_template: self.chat_template,
+            rerank_template: self.rerank_template,
+            name: self.name,
+            n_parameters: self.n_parameters,
+            file_type: self.file_type,
+            recommended: self.recommended,
+            max_scratch_bytes,
+            weights,
+        })
     }
 }
 

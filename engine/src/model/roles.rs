@@ -71,7 +71,8 @@ impl Role {
             }
             Role::Values { width, rows } => {
                 let (w, n) = (width as u64, rows as u64);
-                [[w, n, 1, 1], [w, 1, n, 1], [w, 1, 1, n]].contains(&t.dims)
+                let rows = [[w, n, 1, 1], [w, 1, n, 1], [w, 1, 1, n]].contains(&t.dims);
+                rows || (w == 1 && t.dims == [n, 1, 1, 1])
             }
         };
         if !fits {
@@ -226,6 +227,11 @@ fn embedding_wide(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     vector(c.n_embd)
 }
 
+/// Weights of the scores of residual streams.
+fn residual_score(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
+    if c.residual_block > 0 { vector(c.n_embd) } else { None }
+}
+
 fn final_norm(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     if c.arch.post_norm || c.arch.plain_norms { None } else { vector(c.n_embd) }
 }
@@ -339,6 +345,7 @@ const MODEL_TENSORS: &[TensorRow] = &[
         .excludes(TWO_DIVISORS),
     TensorRow::new("rope_freqs.weight", rope_divisors),
     TensorRow::new("output.weight", |c, _| matrix(c.n_vocab, c.n_embd)),
+    TensorRow::new("output_res_score.weight", residual_score).need(Need::Always),
     TensorRow::new("output.bias", |c, _| vector(c.n_vocab)),
     TensorRow::new("output_norm.bias", final_norm),
     // a row per token type; the first is used
@@ -361,6 +368,8 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("post_attention_norm.weight", embedding_wide).of(&[(Part::PreNorm, 0)]),
     TensorRow::new("attn_norm.weight", input_norm).of(&[(Part::PreNorm, 1)]),
     TensorRow::new("attn_norm.bias", embedding_wide),
+    TensorRow::new("attn_res_score.weight", residual_score).need(Need::EachLayer),
+    TensorRow::new("ffn_res_score.weight", residual_score).need(Need::EachLayer),
     TensorRow::new("ffn_norm.weight", input_norm),
     TensorRow::new("ffn_norm.bias", embedding_wide),
     // the names in files of Falcon-H1 and PLaMo 2
@@ -455,6 +464,13 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("post_ffw_norm_1.weight", beside_residual).of(EXPERTS),
     TensorRow::new("post_ffw_norm_2.weight", beside_residual).of(EXPERTS),
     TensorRow::new("ffn_down_exps.scale", |c, _| vector(c.experts.as_ref()?.n)),
+    TensorRow::new("ffn_gate_chexps.weight", adjugate_inputs).of(EXPERTS),
+    TensorRow::new("ffn_up_chexps.weight", adjugate_inputs).of(EXPERTS),
+    TensorRow::new("ffn_down_chexps.weight", |c, _| {
+        let e = c.experts.as_ref()?;
+        Some(Role::Matrices { n: e.n_adjugates(), rows: c.n_embd, k: e.adjugates?.n_ff })
+    })
+    .of(EXPERTS),
     TensorRow::new("ffn_gate.weight", |c, _| matrix(c.layer.n_ff, c.n_embd)).of(GATED).excludes(DENSE),
     TensorRow::new("ffn_gate.bias", |c, _| vector(c.layer.n_ff)).excludes(DENSE),
     TensorRow::new("ffn_up.weight", |c, dims| matrix(up_rows(c, dims[1]), c.n_embd)).of(ANY_DENSE).excludes(DENSE),
@@ -462,6 +478,7 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("ffn_down.weight", |c, _| matrix(c.n_embd, c.layer.n_ff)).of(ANY_DENSE).excludes(DENSE),
     TensorRow::new("ffn_down.bias", embedding_wide).excludes(DENSE),
     TensorRow::new("ffn_latent_down.weight", |c, _| matrix(c.experts.as_ref()?.width, c.n_embd)),
+    TensorRow::new("ffn_latent_norm.weight", |c, _| vector(c.experts.as_ref()?.width)),
     TensorRow::new("ffn_latent_up.weight", |c, _| matrix(c.n_embd, c.experts.as_ref()?.width)),
     TensorRow::new("ffn_gate_inp_shexp.weight", |c, _| c.experts.as_ref().and_then(|_| matrix(1, c.n_embd))),
     TensorRow::new("ffn_gate_shexp.weight", |c, _| matrix(c.experts.as_ref()?.n_ff_shared, c.n_embd)),
@@ -483,6 +500,11 @@ fn head_norm(n_head: usize, head_dim: usize) -> Option<Role> {
 fn expert_biases(c: &Config, width: impl Fn(&ExpertsConfig) -> usize) -> Option<Role> {
     let e = c.experts.as_ref()?;
     Some(Role::Rows { n: e.n, width: width(e) })
+}
+
+fn adjugate_inputs(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
+    let e = c.experts.as_ref()?;
+    Some(Role::Matrices { n: e.n_adjugates(), rows: e.adjugates?.n_ff, k: c.n_embd })
 }
 
 fn expert_inputs(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {

@@ -6,7 +6,8 @@ use super::arch::Swiglu;
 use super::weights::{Linear, LinearGroup, Norm, padded};
 use crate::kernels::act::{self, ActLayout, Floats, PackedActs, max_words};
 use crate::kernels::elementwise::{
-    Activation, Xielu, activate, add_scaled, clamped_swiglu, gated, limited_swiglu, silu_clamped, xielu,
+    Activation, Xielu, activate, add_scaled, clamped_swiglu, gate_by_sigmoid, gated, limited_swiglu, multiply,
+    silu_clamped, soft_cap, xielu,
 };
 use crate::kernels::matmul::{Columns, MatmulJob, products};
 use crate::kernels::norm::{NormKind, NormWeights, norm, norm_in_place};
@@ -110,7 +111,15 @@ impl<'a> RowOps<'a> {
                 };
             };
             let (gate, up) = row.split_at_mut(up);
-            let (gate, up) = (&mut gate[..width], &up[..width]);
+            let (gate, up) = (&mut gate[..width], &mut up[..width]);
+            if let Some([beta, linear_beta]) = f.situ {
+                if linear_beta > 0.0 {
+                    soft_cap(self.cpu, up, linear_beta);
+                }
+                gate_by_sigmoid(self.cpu, up, gate);
+                soft_cap(self.cpu, gate, beta);
+                return multiply(self.cpu, gate, up);
+            }
             match f.swiglu {
                 Swiglu::Clamped(limit) => clamped_swiglu(self.cpu, gate, up, limit),
                 Swiglu::Limited(_) => limited_swiglu(self.cpu, gate, up, f.limit),
@@ -166,6 +175,8 @@ pub(super) struct FfnActivation {
     /// Limit of the factors of gate and up; 0 for none.
     pub(super) limit: f32,
     pub(super) xielu: Option<Xielu>,
+    /// Betas of SiTU, which replaces the activation of gated feed-forwards; the second one is 0 if `up` is used as it is.
+    pub(super) situ: Option<[f32; 2]>,
 }
 
 /// Inputs of products, each packed once per layout that the types of its matrices need.

@@ -40,6 +40,8 @@ pub struct Scratch {
     pub(super) h: Vec<f32>,
     /// (rows, padded n_embd): output of attention or feed-forward.
     pub(super) y: Vec<f32>,
+    /// (kept streams, rows, n_embd): residual streams that later layers read.
+    pub(super) residuals: Vec<f32>,
     pub(super) step: StepScratch,
     pub(super) attention: AttentionScratch,
     pub(super) experts: ExpertsScratch,
@@ -226,6 +228,7 @@ impl Model {
             x: budget.zeros(&[n, d]),
             h: budget.zeros(&[n, d]),
             y: budget.zeros(&[n, padded(d)]),
+            residuals: budget.zeros(&[c.kept_residuals(c.n_layer() - 1)[1], n, d]),
             step: StepScratch {
                 wide: budget.zeros(&[n, widths.wide]),
                 words: budget.zeros(&[n.max(max_logits), widths.words]),
@@ -377,9 +380,12 @@ impl Model {
                         dense(&s.ffn);
                     }
                     if let Some(x) = &c.experts {
-                        let n_forms = forms(e.gate.iter().chain(&e.up));
-                        step(1, (0, x.width), n_forms * x.n_used);
-                        step(n_forms, (2 * padded(x.n_ff), x.n_ff), x.n_used);
+                        for m in [&e.matrices].into_iter().chain(&e.adjugates) {
+                            let (n_ff, n_forms) =
+                                (m.down.first().map_or(0, Matrix::k), forms(m.gate.iter().chain(&m.up)));
+                            step(1, (0, x.width), n_forms * x.n_used);
+                            step(n_forms, (2 * padded(n_ff), n_ff), x.n_used);
+                        }
                     }
                 }
             }

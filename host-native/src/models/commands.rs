@@ -35,7 +35,7 @@ pub fn pull(args: &PullArgs) -> Result<(), Failure> {
         connections: args.connections.map(usize::from),
         force: args.force,
     };
-    let (model, is_new) = registry.pull(&source, &options)?;
+    let (model, is_new) = registry.pull(&source, &options, &|_, _| {})?;
     let what = if is_new { "downloaded" } else { "up to date" };
     remark(format_args!("{}: {what}, {}", model.name, HumanBytes(model.size())));
     Ok(writeln!(stdout(), "{}", model.name)?)

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 pub use download::DownloadError;
 use gguf_files::find;
 use hub_cache::HubCache;
-use pull::{PullOptions, Puller};
+use pull::{PullOptions, Puller, Watch};
 use source::{RemoteSource, Selection};
 pub use store::ModelLock;
 use store::{Manifest, Store};
@@ -95,9 +95,9 @@ fn near(name: &Option<String>) -> String {
 ///
 /// # Errors
 /// If the text is no remote source, there is no such model, the download fails, or the registry is offline.
-pub fn pull(text: &str) -> Result<(String, String), SourceError> {
+pub fn pull(text: &str, watch: Watch<'_>) -> Result<(String, String), SourceError> {
     let source = RemoteSource::parse(text).transpose()?.ok_or_else(|| SourceError::Syntax { text: text.into() })?;
-    let (model, _) = Registry::from_env()?.pull(&source, &PullOptions::default())?;
+    let (model, _) = Registry::from_env()?.pull(&source, &PullOptions::default(), watch)?;
     Ok((model.name, model.source))
 }
 
@@ -148,7 +148,7 @@ impl Registry {
                 {
                     return on_disk(find(&snapshot, &hub.selection)?);
                 }
-                let model = self.pull(&remote, &PullOptions::default())?.0;
+                let model = self.pull(&remote, &PullOptions::default(), &|_, _| {})?.0;
                 self.open(&model)
             }
             None if store::is_name(text) && !text.ends_with(".gguf") => {
@@ -165,12 +165,17 @@ impl Registry {
     ///
     /// # Errors
     /// If there is no such model, the download fails, or the registry is offline.
-    fn pull(&self, source: &RemoteSource, options: &PullOptions) -> Result<(Manifest, bool), SourceError> {
+    fn pull(
+        &self,
+        source: &RemoteSource,
+        options: &PullOptions,
+        watch: Watch<'_>,
+    ) -> Result<(Manifest, bool), SourceError> {
         if self.offline {
             return Err(SourceError::Offline { source_text: source.to_string() });
         }
         let (store, token) = (self.store()?, self.token.as_deref());
-        Puller { store, endpoint: &self.endpoint, token }.pull(source, options)
+        Puller { store, endpoint: &self.endpoint, token, watch }.pull(source, options)
     }
 
     fn open(&self, model: &Manifest) -> Result<Resolved, SourceError> {

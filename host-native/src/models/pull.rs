@@ -39,12 +39,16 @@ struct Offer {
     revision: Option<String>,
 }
 
+/// Called with the number of bytes that have arrived since the last call, and of the whole download.
+pub type Watch<'a> = &'a (dyn Fn(u64, u64) + Sync);
+
 /// Downloads models.
 pub struct Puller<'a> {
     pub store: &'a Store,
     /// Address of the hub.
     pub endpoint: &'a str,
     pub token: Option<&'a str>,
+    pub watch: Watch<'a>,
 }
 
 impl Puller<'_> {
@@ -79,7 +83,10 @@ impl Puller<'_> {
             http: &http,
             token: self.token.filter(|_| matches!(source, RemoteSource::Hub(_))),
             connections: options.connections.unwrap_or(DEFAULT_CONNECTIONS),
-            progress: &|n| progress.inc(n, ""),
+            progress: &|n| {
+                progress.inc(n, "");
+                (self.watch)(n, size);
+            },
         };
         let mut files = Vec::new();
         for (file, remote) in &offer.files {

@@ -36,8 +36,17 @@ const ASSETS: [&str; 3] = ["/", "/docs", "/openapi.json"];
 /// Beginning of the paths of the page's files.
 const ASSETS_PREFIX: &str = "/assets/";
 
-/// Paths of other APIs by which administrators change the models of the server.
-const MANAGING_PATHS: [&str; 4] = ["/api/pull", "/api/copy", "/api/create", "/api/delete"];
+/// Paths of other APIs by which administrators change, load and unload the models of the server.
+const MANAGING_PATHS: [&str; 8] = [
+    "/api/chat",
+    "/api/copy",
+    "/api/create",
+    "/api/delete",
+    "/api/generate",
+    "/api/pull",
+    "/models/load",
+    "/models/unload",
+];
 
 /// Headers that must not be repeated: a proxy in front could use one value and the server the other.
 const UNIQUE_HEADERS: [&str; 12] = [

@@ -117,9 +117,9 @@ fn public_routes() -> Router<Arc<Server>> {
         .route("/generate", post(generate::generate))
         .route("/chat", post(chat::chat_completions))
         .route("/embeddings", post(embeddings::embeddings))
-        .route("/tokenize", post(tokenize::tokenize))
-        .route("/detokenize", post(tokenize::detokenize))
         // llama-server
+        .route("/tokenize", post(llama_server::tokenize))
+        .route("/detokenize", post(llama_server::detokenize))
         .route("/models", get(models::models))
         .route("/models/load", post(models::load))
         .route("/models/unload", post(models::unload))
@@ -165,6 +165,18 @@ fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
     HttpError(ApiError::internal("internal error: the request handler panicked")).into_response()
 }
 
+/// Response headers that scripts of other origins may read, besides those that requests have too.
+const EXPOSED: [&str; 8] = [
+    "x-starling-model",
+    "x-starling-skipped",
+    "retry-after",
+    "idempotent-replayed",
+    "endpoint-load-metrics",
+    "content-digest",
+    "signature",
+    "signature-input",
+];
+
 fn cors(settings: &Settings) -> Option<CorsLayer> {
     let origins = &settings.cors_origins;
     if origins.is_empty() {
@@ -178,8 +190,9 @@ fn cors(settings: &Settings) -> Option<CorsLayer> {
     let own = ["x-request-id", "x-session-id", "x-starling-ignored-fields", "api-key"].map(HeaderName::from_static);
     let more = ["x-api-key", "anthropic-version", "anthropic-beta"].map(HeaderName::from_static);
     let headers = own.clone().into_iter().chain(more).chain([header::AUTHORIZATION, header::CONTENT_TYPE]);
+    let seen = EXPOSED.map(HeaderName::from_static).into_iter().chain(own);
     let layer = CorsLayer::new().allow_origin(origin).allow_methods([Method::GET, Method::POST, Method::DELETE]);
-    Some(layer.allow_headers(headers.collect::<Vec<_>>()).expose_headers(own))
+    Some(layer.allow_headers(headers.collect::<Vec<_>>()).expose_headers(seen.collect::<Vec<_>>()))
 }
 
 pub struct Listener {

@@ -20,7 +20,6 @@ use starling_api::native::generate::GenerateToken;
 use starling_api::openai::chat::ChatDelta;
 use starling_api::openai::models::ModelEvent;
 use starling_api::openai::response::CompletionResponse;
-use starling_api::rerank::TeiRank;
 
 #[derive(OpenApi)]
 #[openapi(
@@ -58,6 +57,8 @@ use starling_api::rerank::TeiRank;
         llama_server::completion,
         llama_server::infill,
         llama_server::embedding,
+        llama_server::tokenize,
+        llama_server::detokenize,
         llama_server::props,
         llama_server::lora_adapters,
         llama_server::chat_input_tokens,
@@ -107,7 +108,7 @@ use starling_api::rerank::TeiRank;
         admin::caches::invalidate_one,
         admin::failures::list,
     ),
-    components(schemas(CompletionResponse<ChatDelta>, GenerateToken, ExecuteToken, ModelEvent, TeiRank))
+    components(schemas(CompletionResponse<ChatDelta>, GenerateToken, ExecuteToken, ModelEvent))
 )]
 struct Api;
 

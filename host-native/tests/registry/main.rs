@@ -3,8 +3,10 @@
 mod hub;
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hub::{COMMIT, Hub, Mode, digest};
@@ -133,6 +135,36 @@ fn a_model_is_pulled_listed_used_verified_and_removed() {
     assert_eq!(home.files(), [""; 0]);
     let error = home.error(&hub, &["run", "-m", "eigth", "x"]);
     assert!(error.contains("eigth: no such file, and no model of this name in the store"), "{error}");
+}
+
+/// Ollama's clients show the bytes of a download.
+#[test]
+fn a_server_pulls_and_tells_the_bytes() {
+    let (home, hub) = (Home::new(), repository());
+    let mut command = home.command(&hub, &["serve", "--port", "0", "--log-level", "off"]);
+    let mut server = command.stdout(Stdio::piped()).spawn().expect("a server");
+    let mut address = String::new();
+    BufReader::new(server.stdout.take().expect("a pipe")).read_line(&mut address).expect("a line");
+    let address = address.trim().strip_prefix("http://").expect("an address");
+    let mut stream = TcpStream::connect(address).expect("a connection");
+    let body = r#"{"model": "hf:o/r:q8_0"}"#;
+    let request = format!(
+        "POST /api/pull HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(request.as_bytes()).expect("a request");
+    let mut response = String::new();
+    stream.read_to_string(&mut response).expect("a response");
+    let _ = server.kill();
+    let _ = server.wait();
+    let lines: Vec<Value> = response.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let lines: Vec<&Value> = lines.iter().filter(|line| line.is_object()).collect();
+    let total = fs::read(fixture("reference/llama-k256-q8_0.gguf")).expect("a model").len();
+    assert_eq!(lines[0]["status"], "pulling manifest", "{response}");
+    let last = lines[lines.len() - 2];
+    assert_eq!((&last["total"], &last["completed"]), (&total.into(), &total.into()), "{response}");
+    assert_eq!(lines[lines.len() - 1]["status"], "success", "{response}");
 }
 
 #[test]

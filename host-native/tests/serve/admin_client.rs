@@ -54,7 +54,7 @@ pub(crate) fn reference(name: &str) -> String {
     fixture(&format!("reference/{name}.gguf"))
 }
 
-const KEY: &str = "administrator-key";
+pub(crate) const KEY: &str = "administrator-key";
 
 /// A server with an administrator.
 pub(crate) struct Managed {

@@ -15,6 +15,7 @@ mod models;
 mod policy;
 mod pressure;
 mod reasoning;
+mod rerank;
 mod reuse;
 mod server;
 mod sessions;

@@ -3,6 +3,7 @@
 
 use serde_json::{Value, json};
 
+use crate::admin_client::{self, Managed};
 use crate::server::{Response, Server, fixture};
 
 const MODEL: &str = "starling-tiny-q8_0";
@@ -234,6 +235,111 @@ fn errors_have_the_form_of_the_api() {
     ] {
         let response = server.post(path, &body);
         assert_eq!((response.status, &response.json()["error"]["param"]), (400, &json!(param)), "{path}");
+    }
+}
+
+#[test]
+fn llama_servers_requests_have_their_form() {
+    let server = Server::start(&["--max-body", "4000"]);
+    let (content, native) = ("<|im_start|> a dog", "/v1/tokenize");
+    let ids = |special: bool, parse: bool| {
+        server.ok(native, &json!({ "text": content, "add_special": special, "parse_special": parse }))["tokens"].clone()
+    };
+    assert_eq!(server.ok("/tokenize", &json!({ "content": content })), json!({ "tokens": ids(false, true) }));
+    let all = json!({ "content": content, "add_special": true, "parse_special": false, "with_pieces": true });
+    let tokens = server.ok("/tokenize", &all)["tokens"].as_array().expect("tokens").clone();
+    assert_eq!(tokens.iter().map(|token| token["id"].clone()).collect::<Value>(), ids(true, false));
+    assert!(join(tokens.iter(), "/piece").contains("dog"));
+    // vLLM's request under the same path
+    assert_eq!(server.ok("/tokenize", &json!({ "prompt": content }))["tokens"], ids(true, false));
+    let text = server.ok("/detokenize", &json!({ "tokens": ids(false, false) }));
+    assert_eq!((&text["content"], &text["text"]), (&json!(content), &json!(content)));
+    assert_eq!(server.post("/tokenize", &json!({})).json()["error"]["param"], "content");
+
+    let body = json!({ "prompt": "Once upon a time", "n_predict": 8, "temperature": 0 });
+    let greedy = server.ok("/completion", &body)["content"].clone();
+    // without the sampler of temperature, one token is left by another
+    let one =
+        with(&body, json!({ "temperature": 1.5, "top_k": 1, "samplers": ["top_k", "infill"], "t_max_predict_ms": 1 }));
+    let response = server.post("/completion", &one);
+    assert_eq!((response.header("x-starling-skipped"), &response.json()["content"]), (Some("infill"), &greedy));
+    assert_eq!(response.json()["generation_settings"]["temperature"], 1.0);
+    let warm = server.ok("/completion", &with(&body, json!({ "n_predict": 0, "samplers": [] })));
+    assert_eq!((&warm["content"], &warm["tokens_predicted"]), (&json!(""), &json!(0)));
+    assert!(warm["timings"]["prompt_n"].as_u64().is_some() && warm["stop"] == true, "{warm}");
+    assert_eq!(server.ok("/completion", &with(&body, json!({ "n_predict": 0, "response_fields": [""] }))), json!({}));
+    let lines = json!({ "n_predict": 99, "n_indent": 4, "grammar": "root ::= \"a\\n    b\\n  c\\n    d\"" });
+    let cut = server.ok("/completion", &with(&body, lines.clone()));
+    assert_eq!((&cut["content"], &cut["stop_type"]), (&json!("a\n    b\n  "), &json!("limit")));
+    let stream = events(&server.post("/completion", &with(&with(&body, lines), json!({ "stream": true }))));
+    assert_eq!(join(stream.iter().map(|(_, data)| data), "/content"), "a\n    b\n  ");
+
+    let large =
+        json!({ "model": MODEL, "max_tokens": 1, "messages": [{ "role": "user", "content": "x".repeat(5000) }] });
+    let refused = server.post("/v1/messages", &large);
+    assert_eq!((refused.status, &refused.json()["error"]["type"]), (413, &json!("request_too_large")));
+}
+
+#[test]
+fn the_options_of_anthropic_and_ollama_hold() {
+    let server = Server::start(&["--chat-template", &fixture("chat/reasoning-calls.jinja")]);
+    let body = json!({ "model": MODEL, "max_tokens": 100, "temperature": 0, "messages": hi(),
+        "context_management": { "edits": [] }, "cache_control": { "type": "ephemeral" } });
+    let thinking = |more: Value| {
+        let response = server.post("/v1/messages", &with(&body, more));
+        assert_eq!(response.header("x-starling-ignored-fields"), None);
+        let blocks = response.json()["content"].as_array().expect("blocks").clone();
+        join(blocks.iter(), "/thinking")
+    };
+    let free = thinking(json!({}));
+    let short = thinking(json!({ "thinking": { "type": "enabled", "budget_tokens": 5 } }));
+    assert!(free.starts_with(&short) && short.len() < free.len() && !short.is_empty(), "{short:?} {free:?}");
+    let schema = json!({ "type": "object", "properties": { "a": { "enum": ["x"] } }, "required": ["a"], "additionalProperties": false });
+    let format = json!({ "type": "json_schema", "schema": schema });
+    let budget = json!({ "type": "enabled", "budget_tokens": 3 });
+    let answer = server.ok("/v1/messages", &with(&body, json!({ "output_format": format, "thinking": budget })));
+    let text = join(answer["content"].as_array().expect("blocks").iter(), "/text");
+    assert_eq!(serde_json::from_str::<Value>(&text).expect("JSON"), json!({ "a": "x" }));
+    let both = with(&body, json!({ "output_format": format, "output_config": { "format": format } }));
+    assert_eq!(server.post("/v1/messages", &both).status, 400);
+    // counts are those of the same prompt
+    let asked = json!({ "model": MODEL, "max_tokens": 4, "messages": hi(), "thinking": { "type": "disabled" },
+        "system": "Be brief.", "tools": [{ "name": "f", "input_schema": schema }] });
+    let usage = server.ok("/v1/messages", &asked)["usage"].clone();
+    let n = usage["input_tokens"].as_u64().zip(usage["cache_read_input_tokens"].as_u64()).map(|(a, b)| a + b);
+    assert_eq!(server.ok("/v1/messages/count_tokens", &asked)["input_tokens"].as_u64(), n);
+
+    let details = server.get("/api/tags").json()["models"][0]["details"].clone();
+    assert_eq!(details["quantization_level"], "Q8_0");
+    assert!(details["parameter_size"].as_str().expect("a size").ends_with(['K', 'M']), "{details}");
+    let show = server.ok("/api/show", &json!({ "model": MODEL }));
+    assert_eq!(show["details"], details);
+    assert!(show["model_info"]["general.parameter_count"].as_u64() > Some(1000));
+    for n in [0, -1, -2] {
+        let body = json!({ "model": MODEL, "prompt": "Once", "raw": true, "stream": false, "options": { "num_predict": n, "stop": ["."] } });
+        assert!(server.ok("/api/generate", &body)["eval_count"].as_u64() > Some(1), "{n}");
+    }
+}
+
+#[test]
+fn administrators_unload_models_of_ollama() {
+    let server = Managed::start(&[]);
+    let body = json!({ "model": MODEL, "messages": [], "keep_alive": 0 });
+    assert_eq!(server.server.post("/api/chat", &body).status, 403);
+    let key = format!("Bearer {}", admin_client::KEY);
+    let unloaded = server.server.post_with("/api/chat", &[("authorization", &key)], &body);
+    assert_eq!((unloaded.status, &unloaded.json()["done_reason"]), (200, &json!("unload")), "{}", unloaded.text());
+}
+
+#[test]
+fn scripts_of_other_origins_see_the_headers() {
+    let server = Server::start(&["--cors-origins", "https://a.example"]);
+    let headers = [("origin", "https://a.example"), ("content-type", "application/json")];
+    let body = json!({ "prompt": "a", "max_tokens": 1, "unknown": 1 }).to_string();
+    let response = server.send("POST", "/v1/completions", &headers, body.as_bytes());
+    let seen = response.header("access-control-expose-headers").expect("a header");
+    for name in ["x-starling-model", "x-starling-skipped", "x-starling-ignored-fields", "x-request-id", "retry-after"] {
+        assert!(seen.contains(name), "{seen}");
     }
 }
 

@@ -214,7 +214,7 @@ export class Backend {
     try {
       const response = await this.#fetch("api/pull", { model });
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-      for (let rest = ""; ; ) {
+      for (let rest = ""; ;) {
         const { value, done } = await reader.read();
         if (done) break;
         const lines = (rest + value).split("\n");

@@ -163,9 +163,7 @@ export class Backend {
   /** Throws if a prompt leaves no room for an answer. */
   async #checkLength({ messages, prompt, tools }) {
     const model = this.#starling;
-    const { ids } = messages
-      ? await model.applyTemplate(messages, tools && { tools })
-      : await model.tokenize(prompt);
+    const { ids } = messages ? await model.applyTemplate(messages, tools && { tools }) : await model.tokenize(prompt);
     const { contextLength } = model.info;
     if (ids.length >= contextLength)
       throw new Error(

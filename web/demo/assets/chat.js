@@ -84,7 +84,11 @@ export class Conversation {
     $("conversation-list").replaceChildren(
       ...all.map((conversation) => {
         const { id, title } = conversation;
-        const open = element("button", { type: "button", className: "open", title, onclick: () => this.open(conversation) }, title);
+        const open = element(
+          "button",
+          { type: "button", className: "open", title, onclick: () => this.open(conversation) },
+          title,
+        );
         if (id === this.id) open.setAttribute("aria-current", "true");
         const remove = () => {
           store.remove(id);
@@ -238,7 +242,11 @@ export class Conversation {
     if (usage) facts.append(element("span", {}, `${usage.completion_tokens} tokens`));
     if (rate) facts.append(element("span", {}, `${rate.toFixed(1)} tokens/s`));
     if (options?.seed !== undefined) {
-      const seed = element("button", { type: "button", className: "link seed", title: "Copy the seed" }, `seed ${options.seed}`);
+      const seed = element(
+        "button",
+        { type: "button", className: "link seed", title: "Copy the seed" },
+        `seed ${options.seed}`,
+      );
       seed.onclick = () => navigator.clipboard.writeText(String(options.seed)).catch(() => {});
       facts.append(seed);
     }
@@ -304,7 +312,9 @@ export class Conversation {
   /** Fields for the results of tool calls. */
   #results(index) {
     const { calls } = this.tree.nodes[index];
-    const areas = calls.map(({ name }) => element("textarea", { rows: 2, placeholder: "JSON or text", ariaLabel: `Result of ${name}` }));
+    const areas = calls.map(({ name }) =>
+      element("textarea", { rows: 2, placeholder: "JSON or text", ariaLabel: `Result of ${name}` }),
+    );
     const form = element("form", { className: "results" });
     for (const [i, { name }] of calls.entries()) form.append(element("label", {}, `Result of ${name}`, areas[i]));
     const send = this.#answerButton("send", "Send results", () => {});

@@ -9,7 +9,9 @@ const C_LIKE = words(
 const PYTHON = words(
   "False None True and as assert async await break class continue def del elif else except finally for from global if import in is lambda match nonlocal not or pass raise return self try while with yield",
 );
-const SHELL = words("case do done echo elif else esac exit export fi for function if in local return set then until while");
+const SHELL = words(
+  "case do done echo elif else esac exit export fi for function if in local return set then until while",
+);
 const SQL = words(
   "select from where and or not insert into values update set delete create table drop alter join left right inner outer on group by order having limit as distinct null is in like between union all primary key references index with case when then else end",
 );
@@ -20,9 +22,19 @@ const SLASHES = String.raw`\/\/.*|\/\*[\s\S]*?(?:\*\/|$)`;
 const LANGUAGES = [
   [/^(py|python)$/, PYTHON, HASH],
   [/^(sh|bash|shell|zsh|console|dockerfile|make|makefile)$/, SHELL, HASH],
-  [/^(ya?ml|toml|ini|rb|ruby|r|perl|elixir)$/, words("def end do if else elsif unless class module true false nil null return my sub use"), HASH],
+  [
+    /^(ya?ml|toml|ini|rb|ruby|r|perl|elixir)$/,
+    words("def end do if else elsif unless class module true false nil null return my sub use"),
+    HASH,
+  ],
   [/^sql$/, SQL, String.raw`--.*`, true],
-  [/^(lua|haskell|hs)$/, words("local function end if then else elseif for while do return nil true false module where let in data type import case of"), String.raw`--.*`],
+  [
+    /^(lua|haskell|hs)$/,
+    words(
+      "local function end if then else elseif for while do return nil true false module where let in data type import case of",
+    ),
+    String.raw`--.*`,
+  ],
   [/^(html|xml|svg)$/, NONE, String.raw`<!--[\s\S]*?(?:-->|$)`],
   [/^(css|scss)$/, NONE, String.raw`\/\*[\s\S]*?(?:\*\/|$)`],
   [/^(json|jsonc)$/, words("true false null"), String.raw`\/\/.*`],

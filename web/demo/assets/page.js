@@ -31,7 +31,11 @@ function fail(e) {
     else if (e.status === 0) buttons.push(button("again", "Try again", () => backend.start()));
   } else if (conversation.isAnswering) buttons.push(button("again", "Try again", () => conversation.again()));
   // a sentence of a server begins with a small letter, as do names, which stay as they are
-  status(e.message.replace(/^[a-z]+ /, (word) => word[0].toUpperCase() + word.slice(1)), true, buttons);
+  status(
+    e.message.replace(/^[a-z]+ /, (word) => word[0].toUpperCase() + word.slice(1)),
+    true,
+    buttons,
+  );
 }
 
 const backend = new Backend({
@@ -89,15 +93,15 @@ const SUGGESTIONS = {
 /** Title, text and buttons before there are messages. */
 function welcome() {
   const { model, state, kind } = backend;
-  const suggestion = (text, onclick) =>
-    element("button", { type: "button", className: "suggestion", onclick }, text);
+  const suggestion = (text, onclick) => element("button", { type: "button", className: "suggestion", onclick }, text);
   if (!model || state === "failed") {
     if (kind === "server") return undefined;
     const choose = suggestion("Choose a model", () => $("model-panel").showPopover());
     return ["No model", "Take the bundled one, a GGUF file of this device, or one at a URL.", [choose]];
   }
   const where = kind === "page" ? "It runs in this page, on your machine." : "It runs on this server.";
-  if (!model.generates) return [`${model.name} embeds texts`, `${where} Choose a model that writes to chat with it.`, []];
+  if (!model.generates)
+    return [`${model.name} embeds texts`, `${where} Choose a model that writes to chat with it.`, []];
   if (chosen() === "tab-write")
     return [`Write with ${model.name}`, `${where} Type the beginning of a text, and the model goes on from there.`, []];
   const ask = (text) => {

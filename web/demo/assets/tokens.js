@@ -33,12 +33,18 @@ export class Answer {
   /** Adds what an event brings. */
   add({ text = "", tokens }) {
     this.text += text;
+    if (showsTokens() && this.tokens.length === 0 && tokens.length > 0) this.clear();
     for (const token of tokens) {
       const said = token.bytes && !("id" in token) ? this.#decode(token.bytes) : token.text;
       this.tokens.push({ ...token, said });
       if (showsTokens()) this.body.append(this.#node(this.tokens.length - 1));
     }
     if (!showsTokens()) this.drawText(text);
+  }
+
+  /** Removes what is shown. */
+  clear() {
+    this.body.replaceChildren();
   }
 
   #decode(bytes) {
@@ -130,6 +136,12 @@ export class ChatAnswer extends Answer {
     super.add(event);
   }
 
+  clear() {
+    this.body.areas = undefined;
+    this.body.classList.remove("waiting");
+    super.clear();
+  }
+
   /** Markdown is drawn once a frame. */
   drawText() {
     this.#frame ||= requestAnimationFrame(() => this.draw());
@@ -149,7 +161,7 @@ export class ChatAnswer extends Answer {
   }
 
   redraw() {
-    this.body.areas = undefined;
+    this.clear();
     if (showsTokens()) super.redraw();
     if (!showsTokens() || this.tokens.length === 0) this.draw();
   }
@@ -168,7 +180,8 @@ export function showAnswer(body, { text, reasoning, calls, isDone }) {
   for (const [i, call] of calls.entries()) {
     if (!call) continue;
     const code = element("code");
-    const details = after.children[i] ?? folded("call", "tool", `Calls ${call.name}`, element("pre", { tabIndex: 0 }, code));
+    const details =
+      after.children[i] ?? folded("call", "tool", `Calls ${call.name}`, element("pre", { tabIndex: 0 }, code));
     if (!details.isConnected) after.append(details);
     details.querySelector("code").replaceChildren(...highlight(pretty(call.arguments), "json"));
   }

@@ -14,7 +14,7 @@ export const siblings = ({ nodes }, index) =>
 
 /** The newest leaf below a node. */
 export function newest({ nodes }, index) {
-  for (let leaf = index; ; ) {
+  for (let leaf = index; ;) {
     const child = nodes.findLastIndex(({ parent }) => parent === leaf);
     if (child < 0) return leaf;
     leaf = child;

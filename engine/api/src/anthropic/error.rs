@@ -39,14 +39,40 @@ const KINDS: [(&str, &str); 6] = [
     ("server_error", "api_error"),
 ];
 
+/// Anthropic's HTTP status of an error with this one: an overload is 529.
+pub fn status(status: u16) -> u16 {
+    if status == 503 { 529 } else { status }
+}
+
 impl From<ErrorBody> for AnthropicErrorBody {
     fn from(body: ErrorBody) -> AnthropicErrorBody {
         let error = body.error;
         let kind = match error.code {
             Some("model_not_found" | "unknown_url") => "not_found_error",
+            Some("request_too_large") => "request_too_large",
             _ => KINDS.iter().find(|(known, _)| *known == error.kind).map_or("invalid_request_error", |(_, own)| own),
         };
         let error_object = AnthropicError { kind, message: error.message };
         AnthropicErrorBody { kind: "error", error: error_object, request_id: error.request_id }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::{ApiError, INVALID_REQUEST};
+
+    #[test]
+    fn errors_have_the_types_and_statuses_of_anthropic() {
+        for (error, expected, kind) in [
+            (ApiError::invalid("x"), 400, "invalid_request_error"),
+            (ApiError::new(404, INVALID_REQUEST, "x").code("model_not_found"), 404, "not_found_error"),
+            (ApiError::new(413, INVALID_REQUEST, "x").code("request_too_large"), 413, "request_too_large"),
+            (ApiError::new(429, "rate_limit_error", "x").code("queue_full"), 429, "rate_limit_error"),
+            (ApiError::internal("x"), 500, "api_error"),
+            (ApiError::unavailable("x").code("memory_pressure"), 529, "overloaded_error"),
+        ] {
+            assert_eq!((status(error.status), AnthropicErrorBody::from(error.body(None)).error.kind), (expected, kind));
+        }
     }
 }

@@ -57,6 +57,8 @@ pub struct MessagesRequest {
     pub metadata: Option<Metadata>,
     /// Format of the answer.
     pub output_config: Option<OutputConfig>,
+    /// Format of the answer, by its older name.
+    pub output_format: Option<OutputFormat>,
     /// Not supported.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Vec<Object>>))]
     pub mcp_servers: Option<Vec<Value>>,
@@ -102,9 +104,9 @@ pub struct Thinking {
     /// `enabled`, `adaptive` or `disabled`.
     #[serde(rename = "type")]
     pub kind: ThinkingMode,
-    /// Accepted; thinking counts towards `max_tokens`.
+    /// Maximum number of tokens of thinking; then its end is forced. They count towards `max_tokens`.
     #[cfg_attr(feature = "openapi", schema(minimum = 0))]
-    pub budget_tokens: Option<u64>,
+    pub budget_tokens: Option<usize>,
 }
 
 /// Mode of thinking.
@@ -207,7 +209,9 @@ impl MessagesRequest {
         for (i, message) in self.messages.into_iter().enumerate() {
             is_prefill = add_message(message, format!("messages[{i}]"), &mut messages)? && i + 1 == n;
         }
-        let thinking = self.thinking.map(|thinking| Json::Bool(thinking.kind != ThinkingMode::Disabled));
+        let is_on = |thinking: &&Thinking| thinking.kind != ThinkingMode::Disabled;
+        let budget = self.thinking.as_ref().filter(is_on).and_then(|thinking| thinking.budget_tokens);
+        let thinking = self.thinking.as_ref().map(|thinking| Json::Bool(is_on(&thinking)));
         let chat = ChatFields {
             messages,
             continue_final_message: is_prefill.then_some(true),
@@ -215,6 +219,7 @@ impl MessagesRequest {
             tools: (!tools.is_empty()).then_some(Value::Array(tools)),
             tool_choice,
             parallel_tool_calls: parallel,
+            thinking_budget_tokens: budget,
             ..ChatFields::default()
         };
         let options = Options {
@@ -228,7 +233,13 @@ impl MessagesRequest {
             user: self.metadata.and_then(|metadata| metadata.user_id),
             ..Options::default()
         };
-        let json_schema = self.output_config.and_then(|config| config.format).map(|format| format.schema);
+        let format = match (self.output_config.and_then(|config| config.format), self.output_format) {
+            (Some(_), Some(_)) => {
+                return Err(wrong("output_format", "is given beside output_config.format, expected one of them"));
+            }
+            (new, old) => new.or(old),
+        };
+        let json_schema = format.map(|format| format.schema);
         let constraint = OutputConstraint { json_schema, ..OutputConstraint::default() };
         Ok((ChatCompletionRequest { options, constraint, chat }, skipped))
     }

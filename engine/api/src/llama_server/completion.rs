@@ -127,6 +127,10 @@ pub struct LlamaPlan {
     pub logprobs: bool,
     /// Fields of the response to return.
     pub response_fields: Option<Vec<String>>,
+    /// White space that lines after the first must begin with, in characters.
+    pub n_indent: usize,
+    /// Whether only the prompt is processed: the answer is dropped.
+    pub is_prompt_only: bool,
 }
 
 /// Writes an answer.
@@ -140,6 +144,27 @@ pub struct LlamaWriter<C> {
     /// Text and log-probabilities of the last token, held until it is known not to be the end token.
     pending: Option<(String, SampledToken)>,
     last: Option<LlamaEnd>,
+    /// Where the last line of the answer begins; 0 for its first line.
+    line_start: usize,
+}
+
+/// Where a text ends whose lines after the first must begin with `n` characters of white space; `None` if all do so far.
+/// `line_start` is the beginning of its last line that was looked at. A line of white space alone may go on.
+fn end_of_indented(text: &str, n: usize, line_start: &mut usize) -> Option<usize> {
+    let bytes = text.as_bytes();
+    loop {
+        if *line_start > 0 {
+            let indent = bytes[*line_start..].iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
+            let at = *line_start + indent;
+            if indent < n && at < bytes.len() {
+                return Some(at);
+            }
+        }
+        match bytes[*line_start..].iter().position(|byte| *byte == b'\n') {
+            Some(i) => *line_start += i + 1,
+            None => return None,
+        }
+    }
 }
 
 fn milliseconds(from: u64, to: u64) -> f64 {
@@ -158,6 +183,34 @@ impl<C: Clock> LlamaWriter<C> {
             answer: Answer::default(),
             pending: None,
             last: None,
+            line_start: 0,
+        }
+    }
+
+    /// The update as the answer has it: without text if only the prompt is processed, and the last one at a line that is
+    /// not indented.
+    fn limited(&mut self, update: Update) -> Update {
+        let length = |text, n_tokens| Update::Done { text, reason: FinishReason::Length, n_tokens, receipt: None };
+        if self.plan.is_prompt_only {
+            return match update {
+                Update::Token { .. } | Update::Done { .. } => length(String::new(), 0),
+                other => other,
+            };
+        }
+        let (Update::Token { text, .. } | Update::Done { text, .. }) = &update else { return update };
+        if self.plan.n_indent == 0 {
+            return update;
+        }
+        let all = &mut self.answer.text;
+        let n = all.len();
+        all.push_str(text);
+        let end = end_of_indented(all, self.plan.n_indent, &mut self.line_start);
+        // what was sent before cannot be taken back: white space
+        let rest = end.map(|end| all.get(n..end).unwrap_or_default().to_string());
+        all.truncate(n);
+        match rest {
+            Some(rest) => length(rest, self.answer.tokens.len() + 1),
+            None => update,
         }
     }
 
@@ -264,6 +317,7 @@ impl<C: Clock> LlamaWriter<C> {
 
 impl<C: Clock> StreamWriter for LlamaWriter<C> {
     fn update(&mut self, _: usize, update: Update, sink: &mut dyn EventSink) -> bool {
+        let update = self.limited(update);
         match &update {
             Update::Started => self.started = self.clock.monotonic_ns(),
             Update::Prefilled { .. } => self.prefilled = self.clock.monotonic_ns(),
@@ -326,4 +380,30 @@ pub fn generation_settings(
         "frequency_penalty": sampling.frequency_penalty,
         "stop": stops,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_ends_at_a_line_that_is_not_indented() {
+        for (text, n, expected) in [
+            ("a\n  b\n    c", 2, None),
+            ("a\n  b\n c\n  d", 2, Some("a\n  b\n ")),
+            ("a\nb", 1, Some("a\n")),
+            ("a\n\n  b", 2, Some("a\n")),
+            ("a\n \t", 2, None),
+            ("a\n ", 2, None),
+            ("ab", 2, None),
+        ] {
+            // cut anywhere, the end is the same
+            for cut in 0..=text.len() {
+                let mut start = 0;
+                let first = end_of_indented(&text[..cut], n, &mut start);
+                let end = first.or_else(|| end_of_indented(text, n, &mut start));
+                assert_eq!(end.map(|end| &text[..end]), expected, "{text:?} {cut}");
+            }
+        }
+    }
 }

@@ -4,3 +4,4 @@
 pub mod completion;
 pub mod props;
 pub mod request;
+pub mod tokenize;

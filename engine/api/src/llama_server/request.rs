@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::error::ApiError;
+use crate::error::{ApiError, quoted};
 use crate::fields::wrong;
 use crate::infill::Infill;
 use crate::input::Input;
@@ -32,7 +32,7 @@ pub struct LlamaCompletionRequest {
 pub struct LlamaFields {
     /// Prompt as text or token IDs. On `/infill` more text before the gap.
     pub prompt: Option<Input>,
-    /// Maximum number of tokens to generate; -1, the default, for as many as fit.
+    /// Maximum number of tokens to generate; -1, the default, for as many as fit, 0 to process the prompt only.
     #[serde(alias = "max_tokens", alias = "max_completion_tokens")]
     #[cfg_attr(feature = "openapi", schema(minimum = -1))]
     pub n_predict: Option<i64>,
@@ -63,15 +63,18 @@ pub struct LlamaFields {
     pub top_n_sigma: Option<f32>,
     /// Not supported but as 1.
     pub tfs_z: Option<f32>,
-    /// Not supported but as 0.
-    pub n_indent: Option<i64>,
-    /// Not supported but as 0: a limit of time.
+    /// End the answer at a line after the first that has less white space in front than this number of characters.
+    #[cfg_attr(feature = "openapi", schema(minimum = 0))]
+    pub n_indent: Option<usize>,
+    /// Accepted: an answer does not depend on time.
     pub t_max_predict_ms: Option<i64>,
+    /// Accepted.
+    pub t_max_prompt_ms: Option<i64>,
     /// Not supported: probabilities after sampling.
     pub post_sampling_probs: Option<bool>,
-    /// Not supported: the order of samplers is fixed.
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
-    pub samplers: Option<Value>,
+    /// Names of samplers: the others are turned off. Their order must be that of the server: `penalties`, `dry`, `top_k`,
+    /// `typ_p`, `top_p`, `min_p`, `temperature`. `infill` is skipped, and named in the response header `x-starling-skipped`.
+    pub samplers: Option<Vec<String>>,
     /// Not supported: images.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Vec<Object>>))]
     pub image_data: Option<Vec<Value>>,
@@ -101,15 +104,77 @@ impl ParseBody for LlamaCompletionRequest {
         }
         if let Some(n) = completion.n_predict.filter(|n| *n != -1) {
             let n = u64::try_from(n).map_err(|_| wrong("n_predict", &format!("is {n}, expected -1 or more")))?;
-            body.insert("max_tokens".into(), n.into());
+            // a token is generated and dropped where only the prompt is to be processed
+            body.insert("max_tokens".into(), n.max(1).into());
         }
         // llama-server takes pairs too, and false for a ban
         if let Some(bias) = body.get_mut("logit_bias") {
             *bias = logit_bias(bias.take())?;
         }
         let json = serde_json::to_vec(&body).unwrap_or_default();
-        Ok(LlamaCompletionRequest { options: parse(&json)?, constraint: parse(&json)?, completion })
+        let mut options: Options = parse(&json)?;
+        if let Some(names) = &completion.samplers {
+            turn_off_others(&mut options, names)?;
+        }
+        Ok(LlamaCompletionRequest { options, constraint: parse(&json)?, completion })
     }
+}
+
+/// Samplers in the order in which the server applies them, with llama-server's other names.
+const SAMPLERS: [&[&str]; 7] = [
+    &["penalties"],
+    &["dry"],
+    &["top_k", "top-k"],
+    &["typ_p", "typical", "typical_p", "typ-p", "typical-p"],
+    &["top_p", "top-p"],
+    &["min_p", "min-p"],
+    &["temperature", "temp"],
+];
+/// Samplers that are off unless an option turns them on, which is refused.
+const ABSENT: [&str; 4] = ["top_n_sigma", "top-n-sigma", "xtc", "adaptive_p"];
+/// Merges tokens of a gap that begin alike; skipped.
+const INFILL_SAMPLER: &str = "infill";
+
+/// Turns off the samplers that are not in a list.
+fn turn_off_others(options: &mut Options, names: &[String]) -> Result<(), ApiError> {
+    let mut listed = [false; SAMPLERS.len()];
+    let mut last = None;
+    for name in names {
+        let name = name.as_str();
+        let Some(i) = SAMPLERS.iter().position(|sampler| sampler.contains(&name)) else {
+            if ABSENT.contains(&name) || name == INFILL_SAMPLER {
+                continue;
+            }
+            let known: Vec<&str> = SAMPLERS.iter().map(|sampler| sampler[0]).collect();
+            let message = format!("samplers has {:?}, expected {}", quoted(name), known.join(", "));
+            return Err(ApiError::unsupported("samplers", message));
+        };
+        if last.is_some_and(|last| last >= i) {
+            let before = SAMPLERS[last.unwrap_or(0)][0];
+            let message = format!("samplers has {name} after {before}, expected the order of this server");
+            return Err(ApiError::unsupported("samplers", message));
+        }
+        (listed[i], last) = (true, Some(i));
+    }
+    let [penalties, dry, top_k, typical, top_p, min_p, temperature] = listed;
+    if !penalties {
+        options.repetition_penalty = Some(1.0);
+        (options.presence_penalty, options.frequency_penalty) = (Some(0.0), Some(0.0));
+    }
+    let off = |is_listed: bool, option: &mut Option<f32>, value: f32| {
+        if !is_listed {
+            *option = Some(value);
+        }
+    };
+    off(dry, &mut options.dry_multiplier, 0.0);
+    off(typical, &mut options.typical_p, 1.0);
+    off(top_p, &mut options.top_p, 1.0);
+    off(min_p, &mut options.min_p, 0.0);
+    off(temperature, &mut options.temperature, 1.0);
+    if !top_k {
+        options.top_k = Some(0);
+    }
+    Ok(())
 }
 
 /// `logit_bias` as an object of token IDs.
@@ -140,10 +205,7 @@ impl LlamaFields {
             ("dynatemp_range", is_not(self.dynatemp_range, &[0.0])),
             ("top_n_sigma", is_not(self.top_n_sigma, &[0.0, -1.0])),
             ("tfs_z", is_not(self.tfs_z, &[1.0])),
-            ("n_indent", self.n_indent.is_some_and(|n| n > 0)),
-            ("t_max_predict_ms", self.t_max_predict_ms.is_some_and(|n| n > 0)),
             ("post_sampling_probs", self.post_sampling_probs == Some(true)),
-            ("samplers", self.samplers.as_ref().is_some_and(|value| !value.is_null())),
             ("image_data", self.image_data.as_ref().is_some_and(|items| !items.is_empty())),
             ("lora", self.lora.as_ref().is_some_and(|items| !items.is_empty())),
         ];
@@ -155,6 +217,11 @@ impl LlamaFields {
             return Err(wrong("n_probs", &format!("is {n_top}, expected a number from 0 to {MAX_TOP}")));
         }
         Ok(Logprobs { is_requested: n_top > 0, n_top, of_prompt: false })
+    }
+
+    /// Samplers that are skipped.
+    pub fn skipped(&self) -> Vec<String> {
+        self.samplers.iter().flatten().filter(|name| *name == INFILL_SAMPLER).cloned().collect()
     }
 
     /// The gap of a request to `/infill`.
@@ -205,8 +272,6 @@ mod tests {
             ("mirostat", json!(2)),
             ("xtc_probability", json!(0.5)),
             ("dynatemp_range", json!(0.5)),
-            ("n_indent", json!(4)),
-            ("samplers", json!(["top_k"])),
             ("image_data", json!([{}])),
             ("lora", json!([{ "id": 0, "scale": 1.0 }])),
             ("n_probs", json!(21)),
@@ -218,6 +283,33 @@ mod tests {
         let param = |body: Value| parse_request(body).expect_err("an error").param;
         assert_eq!(param(json!({ "n_predict": -2 })).as_deref(), Some("n_predict"));
         assert_eq!(param(json!({ "logit_bias": [["a", 1]] })).as_deref(), Some("logit_bias"));
+    }
+
+    /// The request of llama.vim.
+    #[test]
+    fn samplers_that_are_not_listed_are_off() {
+        let request = parse_request(json!({
+            "id_slot": 0, "input_prefix": "a", "input_suffix": "b", "input_extra": [], "prompt": "", "n_predict": 128,
+            "stop": [], "n_indent": 4, "top_k": 40, "top_p": 0.9, "samplers": ["top_k", "top_p", "infill"],
+            "cache_prompt": true, "t_max_prompt_ms": 500, "t_max_predict_ms": 1000, "response_fields": ["content"],
+        }))
+        .expect("a request");
+        let Options { top_k, top_p, min_p, typical_p, temperature, repetition_penalty, dry_multiplier, .. } =
+            request.options;
+        assert_eq!((top_k, top_p, min_p, typical_p), (Some(40), Some(0.9), Some(0.0), Some(1.0)));
+        assert_eq!((temperature, repetition_penalty, dry_multiplier), (Some(1.0), Some(1.0), Some(0.0)));
+        assert!(request.completion.check().is_ok());
+        assert_eq!((request.completion.n_indent, request.completion.skipped()), (Some(4), vec!["infill".to_string()]));
+        let all = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"];
+        let defaults = parse_request(json!({ "prompt": "a", "samplers": all })).expect("a request").options;
+        assert_eq!((defaults.top_k, defaults.temperature, defaults.repetition_penalty), (None, None, None));
+        for wrong in [json!(["top_p", "top_k"]), json!(["top_k", "top_k"]), json!(["mirostat"])] {
+            let error = parse_request(json!({ "prompt": "a", "samplers": wrong })).expect_err("an error");
+            assert_eq!(error.param.as_deref(), Some("samplers"));
+        }
+        // a request that only fills the cache
+        let warm = parse_request(json!({ "prompt": "a", "n_predict": 0, "samplers": [] })).expect("a request");
+        assert_eq!((warm.options.max_tokens, warm.completion.n_predict), (Some(1), Some(0)));
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub struct OllamaModel {
     pub digest: String,
     /// Family, parameters and quantisation.
     pub details: OllamaDetails,
-    /// `completion`, `tools`, `thinking`, `insert`, or `embedding`; empty if the model is not loaded.
+    /// `completion`, `tools`, `thinking`, `insert`, or `embedding`, or `rerank`; empty if the model is not loaded.
     pub capabilities: Vec<&'static str>,
     /// Context length of this server, on `ps`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -98,7 +98,7 @@ pub struct OllamaShow {
     /// Metadata of the model, by the names of GGUF.
     #[cfg_attr(feature = "openapi", schema(value_type = Object))]
     pub model_info: Map<String, Value>,
-    /// `completion`, `tools`, `thinking`, `insert`, or `embedding`.
+    /// `completion`, `tools`, `thinking`, `insert`, or `embedding`, or `rerank`.
     pub capabilities: Vec<&'static str>,
     /// Time of the load: RFC 3339.
     pub modified_at: String,
@@ -123,6 +123,19 @@ pub struct OllamaPullRequest {
 pub struct OllamaProgress {
     /// What is done; `success` at the end.
     pub status: &'static str,
+    /// Bytes of the download.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total: Option<u64>,
+    /// Bytes that have arrived.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completed: Option<u64>,
+}
+
+impl OllamaProgress {
+    /// A line without byte counts.
+    pub fn new(status: &'static str) -> OllamaProgress {
+        OllamaProgress { status, total: None, completed: None }
+    }
 }
 
 /// Request of `POST /api/copy`.
@@ -184,6 +197,52 @@ impl OllamaCreateRequest {
     }
 }
 
+/// Names of the types of model files (`general.file_type`), as llama.cpp numbers them.
+const FILE_TYPES: [(u32, &str); 36] = [
+    (0, "F32"),
+    (1, "F16"),
+    (2, "Q4_0"),
+    (3, "Q4_1"),
+    (7, "Q8_0"),
+    (8, "Q5_0"),
+    (9, "Q5_1"),
+    (10, "Q2_K"),
+    (11, "Q3_K_S"),
+    (12, "Q3_K_M"),
+    (13, "Q3_K_L"),
+    (14, "Q4_K_S"),
+    (15, "Q4_K_M"),
+    (16, "Q5_K_S"),
+    (17, "Q5_K_M"),
+    (18, "Q6_K"),
+    (19, "IQ2_XXS"),
+    (20, "IQ2_XS"),
+    (21, "Q2_K_S"),
+    (22, "IQ3_XS"),
+    (23, "IQ3_XXS"),
+    (24, "IQ1_S"),
+    (25, "IQ4_NL"),
+    (26, "IQ3_S"),
+    (27, "IQ3_M"),
+    (28, "IQ2_S"),
+    (29, "IQ2_M"),
+    (30, "IQ4_XS"),
+    (31, "IQ1_M"),
+    (32, "BF16"),
+    (33, "Q4_0_4_4"),
+    (34, "Q4_0_4_8"),
+    (35, "Q4_0_8_8"),
+    (36, "TQ1_0"),
+    (37, "TQ2_0"),
+    (38, "MXFP4"),
+];
+
+/// The quantisation of a model file, by its `general.file_type`.
+pub fn quantization_level(file_type: Option<u32>) -> &'static str {
+    let row = FILE_TYPES.iter().find(|(number, _)| Some(*number) == file_type);
+    row.map_or("unknown", |(_, name)| name)
+}
+
 /// A number of parameters as Ollama writes it.
 pub fn parameter_size(n: u64) -> String {
     let n = n as f64;
@@ -209,5 +268,9 @@ mod tests {
         assert_eq!(source(r#"{"model": "a", "quantize": "q4_K_M"}"#), Err(Some("quantize".into())));
         assert_eq!(source(r#"{"model": "a"}"#), Err(Some("from".into())));
         assert_eq!([parameter_size(4_200_000), parameter_size(1_540_000_000)], ["4.20M", "1.5B"]);
+        assert_eq!(
+            [Some(15), Some(7), Some(99), None].map(quantization_level),
+            ["Q4_K_M", "Q8_0", "unknown", "unknown"]
+        );
     }
 }

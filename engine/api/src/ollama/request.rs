@@ -87,7 +87,7 @@ parse_whole!(OllamaChatRequest, OllamaGenerateRequest);
 #[derive(Debug, Clone, Default, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct OllamaOptions {
-    /// Maximum number of tokens to generate; -1 and -2 for as many as fit.
+    /// Maximum number of tokens to generate; 0, -1 and -2 for as many as fit.
     #[cfg_attr(feature = "openapi", schema(minimum = -2))]
     pub num_predict: Option<i64>,
     /// Random seed.
@@ -216,10 +216,11 @@ fn options(model: &str, stream: Option<bool>, given: Option<OllamaOptions>) -> R
         return Err(ApiError::unsupported(name, format!("{name}: this server does not have this sampler")));
     }
     let max_tokens = match given.num_predict {
-        None | Some(-2..=-1) => None,
+        // as in Ollama's runner, 0 is no limit
+        None | Some(-2..=0) => None,
         Some(n) => match u64::try_from(n) {
-            Ok(n) if n > 0 => Some(n),
-            _ => return Err(wrong("options.num_predict", &format!("is {n}, expected -2, -1, or 1 or more"))),
+            Ok(n) => Some(n),
+            Err(_) => return Err(wrong("options.num_predict", &format!("is {n}, expected -2 or more"))),
         },
     };
     Ok(Options {
@@ -399,7 +400,7 @@ mod tests {
             (schema.constraint.json_schema, schema.options.stream),
             (Some(json!({ "type": "object" })), Some(false))
         );
-        let free = chat(json!({ "options": { "num_predict": -1 }, "format": "" })).expect("a request");
+        let free = chat(json!({ "options": { "num_predict": 0 }, "format": "" })).expect("a request");
         assert_eq!(free.options.max_tokens, None);
     }
 
@@ -423,7 +424,7 @@ mod tests {
             (json!({ "context": [1] }), "context"),
             (json!({ "logprobs": true }), "logprobs"),
             (json!({ "options": { "mirostat": 1 } }), "options.mirostat"),
-            (json!({ "options": { "num_predict": 0 } }), "options.num_predict"),
+            (json!({ "options": { "num_predict": -3 } }), "options.num_predict"),
             (json!({ "format": 3 }), "format"),
             (json!({ "think": "some" }), "think"),
         ] {

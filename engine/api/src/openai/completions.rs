@@ -14,6 +14,7 @@ use super::options::{Logprobs, MAX_TOP, Options};
 use super::response::{CompletionResponse, ResponseHead};
 use crate::answer::{Answer, SampledToken, Usage, token_text, token_text_lossy};
 use crate::error::ApiError;
+use crate::infill::Infill;
 use crate::input::Input;
 use crate::parse::{ParseBody, parse};
 use crate::stream::{EventSink, StreamWriter, send};
@@ -48,7 +49,7 @@ pub struct CompletionFields {
     pub logprobs: Option<u32>,
     /// Must equal `n`.
     pub best_of: Option<u32>,
-    /// Not supported.
+    /// Text after the answer: the model fills in between, if it has fill-in-the-middle tokens. Prompts must be text.
     pub suffix: Option<String>,
     /// Parse control tokens such as `<|fim_prefix|>` in the prompt, as vLLM and llama-server do. Default: true.
     pub parse_special: Option<bool>,
@@ -101,16 +102,21 @@ impl CompletionFields {
         self.echo == Some(true)
     }
 
+    /// Whether there is text after the answer.
+    pub fn has_suffix(&self) -> bool {
+        self.suffix.as_deref().is_some_and(|suffix| !suffix.is_empty())
+    }
+
     /// Checks the options; returns the requested log-probabilities.
     ///
     /// # Errors
-    /// `best_of` that is not `n`, a `suffix`, `logprobs` out of range.
+    /// `best_of` that is not `n`, a `suffix` with log-probabilities of the prompt, `logprobs` out of range.
     pub fn check(&self, n: usize) -> Result<Logprobs, ApiError> {
         if self.best_of.is_some_and(|best| best as usize != n) {
             return Err(ApiError::unsupported("best_of", "this server supports best_of only where it equals n"));
         }
-        if self.suffix.as_deref().is_some_and(|suffix| !suffix.is_empty()) {
-            return Err(ApiError::unsupported("suffix", "this server does not support suffix"));
+        if self.has_suffix() && self.is_echo() && self.logprobs.is_some() {
+            return Err(ApiError::unsupported("suffix", "suffix: not together with echo and logprobs"));
         }
         match self.logprobs {
             Some(top) if top > MAX_TOP => {
@@ -159,6 +165,20 @@ impl Prompt {
             Prompt { text: String::from_utf8_lossy(&text).into_owned(), tokens, offsets }
         };
         input.each(from_text, from_tokens)
+    }
+
+    /// Tokenises prompts with text after the answer.
+    ///
+    /// # Errors
+    /// A model without tokens for it, or prompts of tokens.
+    pub fn encode_infill(tokenizer: &Tokenizer, input: Input, suffix: &str) -> Result<Vec<Prompt>, ApiError> {
+        let from_text = |text: String| {
+            let infill = Infill { prefix: text, suffix: suffix.into(), files: Vec::new() };
+            let tokens = infill.encode(tokenizer, "suffix")?;
+            Ok(Prompt { tokens, text: infill.prefix, offsets: Vec::new() })
+        };
+        let from_tokens = |_| Err(ApiError::param("prompt", "prompt has token IDs, expected text beside suffix"));
+        input.each(from_text, from_tokens).into_iter().collect()
     }
 
     /// Log-probabilities of the prompt from those of its tokens after the first.

@@ -29,11 +29,15 @@ pub struct StoredResponse {
     response: Box<RawValue>,
 }
 
-/// The part of an item or response that is read here.
+/// The part of an item that is read here.
 #[derive(Deserialize)]
-struct Head {
+struct ItemId {
     id: Option<String>,
-    #[serde(default)]
+}
+
+/// The part of a response that is read here.
+#[derive(Deserialize)]
+struct Output {
     output: Vec<Json>,
 }
 
@@ -61,7 +65,7 @@ impl StoredResponse {
 
     /// The items before the output, with their IDs.
     pub fn into_input(self) -> Vec<(String, Box<RawValue>)> {
-        let id = |item: &RawValue| serde_json::from_str::<Head>(item.get()).ok().and_then(|head| head.id);
+        let id = |item: &RawValue| serde_json::from_str::<ItemId>(item.get()).ok().and_then(|item| item.id);
         self.input.into_iter().map(|item| (id(&item).unwrap_or_default(), item)).collect()
     }
 
@@ -69,7 +73,7 @@ impl StoredResponse {
     pub fn context(&self) -> Option<Vec<Json>> {
         let input = self.input.iter().map(|item| serde_json::from_str::<Json>(item.get()));
         let mut items = input.collect::<Result<Vec<_>, _>>().ok()?;
-        items.extend(serde_json::from_str::<Head>(self.response.get()).ok()?.output);
+        items.extend(serde_json::from_str::<Output>(self.response.get()).ok()?.output);
         Some(items)
     }
 }
@@ -180,17 +184,19 @@ mod tests {
         let text = OutputContent::OutputText { text: "Ho".into(), annotations: Vec::new(), logprobs: Vec::new() };
         let (id, status, role) = ("msg_10000".to_string(), "completed", "assistant");
         response.output.push(OutputItem::Message { id, status, role, content: vec![text] });
-        let items = named_items(Some(&input(&json!("Hi"))), "resp_1");
+        let result = json!({ "type": "function_call_output", "call_id": "c", "output": "4" });
+        let items = named_items(Some(&input(&json!([result, { "role": "user", "content": "Hi" }]))), "resp_1");
         let stored = StoredResponse::decode(&StoredResponse::encode(&items, &response)).expect("a response");
         let context = stored.context().expect("items");
-        assert_eq!((context.len(), &context[0]), (2, &items[0]));
+        assert_eq!((context.len(), &context[..2]), (3, &items[..]));
         let next = ResponsesRequest { input: Some(input(&json!("And?"))), ..ResponsesRequest::default() };
         let messages = next.into_chat(context).expect("a chat").chat.chat.messages;
         let expected = [("user", "Hi"), ("assistant", "Ho"), ("user", "And?")];
-        assert_eq!(messages, expected.map(|(role, text)| Json::message(role, text)));
+        assert_eq!(messages[1..], expected.map(|(role, text)| Json::message(role, text)));
         assert_eq!(stored.response.get(), serde_json::to_string(&response).expect("JSON"));
         let listed = stored.into_input();
-        assert_eq!((listed.len(), listed[0].0.as_str()), (1, "msg_1i0000"));
+        let ids: Vec<&str> = listed.iter().map(|(id, _)| id.as_str()).collect();
+        assert_eq!(ids, ["fco_1i0000", "msg_1i0001"]);
         for other in ["", "{}", "[]", "{\"input\":[],\"response\""] {
             assert!(StoredResponse::decode(other.as_bytes()).is_none(), "{other}");
         }

@@ -125,6 +125,12 @@ const GROK_KEYS: &[&str] = &["logit_scale", "embedding_scale", "attention.output
 const FFN_NORM: &[(&str, &str)] = &[("post_attention_norm", "ffn_norm")];
 const FALCON: &[(&str, &str)] = &[("attn_norm_2", "ffn_norm")];
 
+const KIMI_K3: &[(&str, &str)] = &[
+    ("ffn_routed_down", "ffn_latent_down"),
+    ("ffn_routed_norm", "ffn_latent_norm"),
+    ("ffn_routed_up", "ffn_latent_up"),
+];
+
 /// All supported families. Mistral and Mixtral files use `llama`. `fixtures/README.md` lists the rows that are checked
 /// against other implementations.
 pub const ARCHS: &[Arch] = &[
@@ -134,6 +140,7 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "qwen2moe", normalised_experts: false, ..BASE },
     Arch { name: "qwen3", head: HeadKind::Softmax, ..BASE },
     Arch { name: "qwen3moe", ..BASE },
+    Arch { name: "grovemoe", ..BASE },
     QWEN35,
     Arch { name: "qwen35moe", ..QWEN35 },
     LFM2,
@@ -147,6 +154,7 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "rwkv7", aliases: FALCON, ..RWKV },
     RWKV,
     Arch { name: "kimi-linear", rotated: Rotated::None, ..BASE },
+    Arch { name: "kimi-k3", rotated: Rotated::None, aliases: KIMI_K3, ..BASE },
     Arch { name: "bailingmoe3", positive_decay_factors: true, rope: Some(RopeStyle::Interleaved), ..RAW_EXPERTS },
     Arch { name: "jamba", normalised_experts: false, ..MAMBA },
     Arch { name: "falcon-h1", ..BASE },

@@ -32,6 +32,45 @@ pub struct ExpertsConfig {
     pub gating: Gating,
     /// Groups of experts, and the number of groups that a token's experts are chosen from.
     pub groups: Option<(usize, usize)>,
+    /// Adjugate experts (GroveMoE), if the model has any.
+    pub adjugates: Option<AdjugatesConfig>,
+}
+
+/// Parameters of adjugate experts (Wu et al., arXiv:2508.07785): neighbouring experts share one.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdjugatesConfig {
+    /// Experts that share an adjugate expert.
+    pub per_group: usize,
+    /// Width of an adjugate expert's feed-forward.
+    pub n_ff: usize,
+    /// Factor on their outputs.
+    pub scale: f32,
+}
+
+impl ExpertsConfig {
+    /// Number of adjugate experts per layer.
+    pub fn n_adjugates(&self) -> usize {
+        self.adjugates.map_or(0, |a| self.n / a.per_group)
+    }
+}
+
+fn adjugates(keys: &Keys<'_, '_>, n: usize, n_used: usize) -> Result<Option<AdjugatesConfig>, LoadError> {
+    let name = "experts_per_group";
+    let per_group = match keys.u32(name)? {
+        None => return Ok(None),
+        v => keys.in_range(name, v, 1..=n as u32)?,
+    };
+    if !n.is_multiple_of(per_group) || n / per_group < n_used {
+        let expected = format!("a divisor of expert_count, {n}, with at least expert_used_count, {n_used}, groups");
+        return Err(keys.wrong(name, per_group, expected));
+    }
+    Ok(Some(AdjugatesConfig {
+        per_group,
+        n_ff: keys.size("expert_chunk_feed_forward_length", 1..=MAX_WIDTH)?,
+        scale: keys
+            .f32("expert_group_scale")?
+            .ok_or_else(|| keys.wrong("expert_group_scale", "nothing", "a number"))?,
+    }))
 }
 
 pub(super) fn experts(
@@ -88,15 +127,23 @@ pub(super) fn experts(
     Ok(Some(ExpertsConfig {
         n,
         n_used,
-        width: match keys.u32("moe_latent_size")? {
-            None | Some(0) => n_embd,
-            v => keys.in_range("moe_latent_size", v, 1..=MAX_WIDTH)?,
-        },
+        width: latent_width(keys)?.unwrap_or(n_embd),
         n_ff: expert_ff,
         n_ff_shared,
         gating,
         groups,
+        adjugates: adjugates(keys, n, n_used)?,
         normalised: over_selected || keys.bool("expert_weights_norm")?.unwrap_or(arch.normalised_experts),
         scale: keys.optional("expert_weights_scale")?.unwrap_or(1.0),
     }))
+}
+
+/// Width of the latent space of the experts, if they have one.
+fn latent_width(keys: &Keys<'_, '_>) -> Result<Option<usize>, LoadError> {
+    for name in ["moe_latent_size", "expert_latent_length"] {
+        if let Some(width @ 1..) = keys.u32(name)? {
+            return keys.in_range(name, Some(width), 1..=MAX_WIDTH).map(Some);
+        }
+    }
+    Ok(None)
 }

@@ -11,8 +11,8 @@ use alloc::vec::Vec;
 
 pub use attention::{HeadConfig, TemperatureConfig};
 use attention::{slopes, temperature};
-pub use experts::ExpertsConfig;
 use experts::experts;
+pub use experts::{AdjugatesConfig, ExpertsConfig};
 use layers::{layers, place};
 pub use passes::PassEnd;
 use passes::passes;
@@ -21,6 +21,7 @@ use super::arch::{ARCHS, Alibi, Arch};
 use super::keys::Keys;
 use super::mixers;
 pub use super::mixers::{MixerKind, RecurrentConfig};
+use super::residual_attention::MAX_KEPT;
 use super::rotary::{RopeConfig, ScalingKind};
 use crate::error::LoadError;
 use crate::gguf::Gguf;
@@ -94,6 +95,10 @@ pub struct Config {
     pub ropes: Vec<RopeConfig>,
     /// Experts, if the model has any.
     pub experts: Option<ExpertsConfig>,
+    /// Betas of the activation SiTU of gate and up, if the model has it.
+    pub situ: Option<[f32; 2]>,
+    /// Layers after which the residual stream is kept for all later ones; 0 if it is not.
+    pub residual_block: usize,
     /// Recurrent layers, if the model has any.
     pub recurrent: Option<RecurrentConfig>,
     /// Per-layer parameters.
@@ -231,6 +236,8 @@ impl Config {
             ropes,
             plain_head_norms: arch.plain_head_norms && experts.is_none_or(|e| e.n != 128),
             experts,
+            situ: situ(&keys)?,
+            residual_block: residual_block(&keys, n_layer)?,
             recurrent,
             layers,
             n_nextn,
@@ -241,6 +248,14 @@ impl Config {
     pub fn is_unused(&self, tensor: &str) -> bool {
         let layer = tensor.strip_prefix("blk.").and_then(|rest| rest.split_once('.')?.0.parse().ok());
         layer.is_some_and(|layer| (self.n_layer()..self.n_layer() + self.n_nextn).contains(&layer))
+    }
+
+    /// Numbers of residual streams that are kept before layer `i`, and before its feed-forward.
+    pub(in crate::model) fn kept_residuals(&self, i: usize) -> [usize; 2] {
+        match self.residual_block {
+            0 => [0, 0],
+            block => [i.div_ceil(block), i / block + 1],
+        }
     }
 
     /// Number of layers.
@@ -319,6 +334,21 @@ impl Config {
         }
         let before = self.layers.iter().map(|l| l.window.left).max()?;
         before.checked_add(1)
+    }
+}
+
+/// Betas of SiTU; the second is 0 if `up` is used as it is.
+fn situ(keys: &Keys<'_, '_>) -> Result<Option<[f32; 2]>, LoadError> {
+    let beta = keys.optional("activation.situ_beta")?;
+    let linear = keys.f32("activation.situ_linear_beta")?.unwrap_or(0.0);
+    Ok(beta.map(|beta| [beta, if linear > 0.0 { linear } else { 0.0 }]))
+}
+
+fn residual_block(keys: &Keys<'_, '_>, n_layer: usize) -> Result<usize, LoadError> {
+    let name = "attn_res.block_size";
+    match keys.u32(name)? {
+        None | Some(0) => Ok(0),
+        block => keys.in_range(name, block, n_layer.div_ceil(MAX_KEPT) as u32..=MAX_LAYERS),
     }
 }
 

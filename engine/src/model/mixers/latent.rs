@@ -26,7 +26,7 @@ use super::super::weights::{Linear, LinearGroup, Norm, linear, padded, required_
 use crate::error::LoadError;
 use crate::kernels::act::Floats;
 use crate::kernels::attention::{self, Attention, KvMemory, KvRows, MAX_GROUP, MAX_HEAD_DIM, MAX_LATENT_DIM};
-use crate::kernels::elementwise::scale;
+use crate::kernels::elementwise::{multiply, scale};
 use crate::kernels::matmul::{MatmulJob, products};
 use crate::kernels::panel::{Matrix, PANEL};
 use crate::kernels::rope::{RopeStyle, Rotation, rope};
@@ -126,8 +126,12 @@ pub(in super::super) const TENSORS: &[TensorRow] = &[
     })
     .of(SPLIT)
     .excludes(FUSED_HEADS),
-    // a gate per head
-    TensorRow::new("attn_gate.weight", |c, _| matrix(sizes(c)?.0.n_head, c.n_embd)),
+    // a gate per head or per element
+    TensorRow::new("attn_gate.weight", |c, dims| {
+        let (heads, latent) = sizes(c)?;
+        let is_per_head = dims[1] == heads.n_head as u64;
+        matrix(heads.n_head * if is_per_head { 1 } else { latent.value }, c.n_embd)
+    }),
     TensorRow::new("attn_output.weight", |c, _| {
         let (heads, latent) = sizes(c)?;
         matrix(c.n_embd, heads.n_head * latent.value)
@@ -312,16 +316,20 @@ impl ForwardPass<'_, '_> {
         let (n, value, width) = (m.heads.n_head, m.sizes.value, m.value_rows());
         let first = m.to_value.first().map_or(0, Matrix::rows) - value;
         let gates = m.input.part_starts.get(2).copied();
+        let n_gates = m.input.linears.last().map_or(0, |(l, _)| l.w.rows());
         if let Some(at) = gates {
-            rows.each(input, stride, &|_, row| activate_gates(rows.cpu, act, &mut row[at..at + n]));
+            rows.each(input, stride, &|_, row| activate_gates(rows.cpu, act, &mut row[at..at + n_gates]));
         }
         let input = &*input;
         rows.each(outs, n * width, &|r, row| {
             for h in 0..n {
                 row.copy_within(h * width + first..h * width + first + value, h * value);
-                if let Some(at) = gates {
+                if let Some(at) = gates.filter(|_| n_gates == n) {
                     scale(rows.cpu, &mut row[h * value..(h + 1) * value], input[r * stride + at + h]);
                 }
+            }
+            if let Some(at) = gates.filter(|_| n_gates != n) {
+                multiply(rows.cpu, &mut row[..n * value], &input[r * stride + at..][..n * value]);
             }
         });
     }

@@ -7,8 +7,9 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::{
-    AltUp, AltUpProjections, AttentionWeights, ChannelMix, Dense, Experts, FeedForward, Laurel, Layer, LayerEmbedding,
-    LayerEmbeddings, Linear, LinearGroup, Mixer, Norm, Recurrent, ResidualOrder, RopeDivisors, SharedExpert, Weights,
+    AltUp, AltUpProjections, AttentionWeights, ChannelMix, Dense, ExpertMatrices, Experts, FeedForward, Laurel, Layer,
+    LayerEmbedding, LayerEmbeddings, Linear, LinearGroup, Mixer, Norm, Recurrent, ResidualOrder, RopeDivisors,
+    SharedExpert, Weights,
 };
 use crate::error::LoadError;
 use crate::math::{ln, sqrt};
@@ -65,6 +66,7 @@ impl Weights {
             positions: if c.learned_positions { Some(tensors.matrix("position_embd.weight")?) } else { None },
             layers,
             final_norm: norm(tensors, "output_norm")?.or(plain(c.arch.plain_norms, c.n_embd)),
+            residual_score: tensors.optional("output_res_score.weight"),
             output_bias: tensors.optional("output.bias"),
             output: if tensors.has("output.weight") { Some(tensors.matrix("output.weight")?) } else { None },
             rope_divisors,
@@ -295,6 +297,10 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
         _ if parallel => ResidualOrder::Parallel,
         _ if c.n_altup > 0 => ResidualOrder::AltUp(Box::new(altup(tensors, &name)?)),
         _ if c.arch.normed_residual => ResidualOrder::Normed,
+        _ if c.residual_block > 0 => {
+            let [attn, ffn] = ["attn_res_score.weight", "ffn_res_score.weight"].map(|p| tensors.required(&name(p)));
+            ResidualOrder::Attended([attn?, ffn?])
+        }
         _ => ResidualOrder::Serial,
     };
     let embedding = match c.n_embd_layer {
@@ -383,6 +389,19 @@ fn experts(
     let up = if let Some(fused) = fused { fused } else { stack("ffn_up")? };
     let down = stack("ffn_down")?;
     let biases = ["gate", "up", "down"].map(|part| tensors.optional(&name(&format!("ffn_{part}_exps.bias"))));
+    let mut adjugate = |part: &str| {
+        let name = name(&format!("ffn_{part}_chexps.weight"));
+        tensors.matrices(&name).ok_or(LoadError::MissingTensor { name })
+    };
+    let adjugates = match c.experts.and_then(|e| e.adjugates) {
+        Some(_) => Some(ExpertMatrices {
+            gate: adjugate("gate")?,
+            up: adjugate("up")?,
+            down: adjugate("down")?,
+            biases: Default::default(),
+        }),
+        None => None,
+    };
     let shared_gate = name("ffn_gate_inp_shexp");
     let shared = if tensors.has(&name("ffn_up_shexp.weight")) {
         let gate = match tensors.has(&format!("{shared_gate}.weight")) {
@@ -419,15 +438,14 @@ fn experts(
     Ok(Experts {
         router: linear(tensors, &name("ffn_gate_inp"))?,
         selection_bias,
-        gate,
-        up,
-        down,
+        matrices: ExpertMatrices { gate, up, down, biases },
+        adjugates,
         latent,
+        latent_norm: norm(tensors, &name("ffn_latent_norm"))?,
         input_norm,
         router_norm,
         post_norm: norm(tensors, &name("post_ffw_norm_2"))?,
         output_scale: tensors.optional(&name("ffn_down_exps.scale")),
-        biases,
         shared,
     })
 }

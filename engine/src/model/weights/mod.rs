@@ -60,14 +60,14 @@ pub struct Experts {
     pub router: Linear,
     /// Added to the scores by which experts are selected (n_expert).
     pub selection_bias: Option<Vec<f32>>,
-    /// (n_ff, width), one per expert; empty without gates.
-    pub gate: Vec<Matrix>,
-    /// (n_ff, width), one per expert.
-    pub up: Vec<Matrix>,
-    /// (width, n_ff), one per expert.
-    pub down: Vec<Matrix>,
+    /// The experts.
+    pub matrices: ExpertMatrices,
+    /// Adjugate experts, which groups of experts share.
+    pub adjugates: Option<ExpertMatrices>,
     /// Projections to and from the latent space that experts work in (width, n_embd), (n_embd, width).
     pub latent: Option<[Linear; 2]>,
+    /// Norm of the experts' sum in that space (width).
+    pub latent_norm: Option<Norm>,
     /// Norm of the experts' input, where that is not the feed-forward's (n_embd).
     pub input_norm: Option<Norm>,
     /// Norm of the router's input, where that is not the experts' (n_embd).
@@ -76,10 +76,32 @@ pub struct Experts {
     pub post_norm: Option<Norm>,
     /// Factor on the output of each expert.
     pub output_scale: Option<Vec<f32>>,
-    /// Biases of gate, up and down: one row per expert.
-    pub biases: [Option<Vec<f32>>; 3],
     /// An expert that all tokens go through.
     pub shared: Option<SharedExpert>,
+}
+
+/// Experts that are selected for each token.
+pub struct ExpertMatrices {
+    /// (n_ff, width), one per expert; empty without gates.
+    pub gate: Vec<Matrix>,
+    /// (n_ff, width), one per expert.
+    pub up: Vec<Matrix>,
+    /// (width, n_ff), one per expert.
+    pub down: Vec<Matrix>,
+    /// Biases of gate, up and down: one row per expert.
+    pub biases: [Option<Vec<f32>>; 3],
+}
+
+impl ExpertMatrices {
+    fn all(&self) -> impl Iterator<Item = &Matrix> {
+        self.gate.iter().chain(&self.up).chain(&self.down)
+    }
+
+    /// Bytes that a token with `n_used` experts does not read.
+    fn unused_bytes(&self, n_used: usize) -> usize {
+        let (n, bytes) = (self.up.len(), self.all().map(Matrix::len_bytes).sum::<usize>());
+        bytes / n.max(1) * n.saturating_sub(n_used)
+    }
 }
 
 /// An expert that all tokens go through.
@@ -241,6 +263,8 @@ pub enum ResidualOrder {
     PostNorm([Norm; 2]),
     /// The residual stream is the output of the norms.
     Normed,
+    /// Attention and feed-forward read a mix of earlier residual streams, with these weights (n_embd).
+    Attended([Vec<f32>; 2]),
 }
 
 /// Divisors of the RoPE frequencies, one per pair.
@@ -280,6 +304,8 @@ pub struct Weights {
     pub final_norm: Option<Norm>,
     /// (n_vocab, n_embd); `None` if tied to the embedding.
     pub output: Option<Matrix>,
+    /// Weights of the mix of residual streams before the final norm (n_embd).
+    pub residual_score: Option<Vec<f32>>,
     /// One value per logit.
     pub output_bias: Option<Vec<f32>>,
     /// Divisors of the RoPE frequencies.
@@ -364,7 +390,8 @@ impl Layer {
             FeedForward::Dense(ffn) => all.extend(ffn.matrices()),
             FeedForward::ChannelMix(mix) => all.extend(mix.matrices()),
             FeedForward::Experts(e) => {
-                all.extend([&e.router.w].into_iter().chain(&e.gate).chain(&e.up).chain(&e.down));
+                all.extend([&e.router.w].into_iter().chain(e.matrices.all()));
+                all.extend(e.adjugates.iter().flat_map(ExpertMatrices::all));
                 all.extend(e.latent.iter().flatten().map(|l| &l.w));
                 if let Some(shared) = &e.shared {
                     all.extend(shared.gate.iter().map(|g| &g.w).chain(shared.ffn.matrices()));
@@ -392,8 +419,8 @@ impl Weights {
         let layer = |layer: &Layer| -> usize {
             let all: usize = layer.matrices().into_iter().map(Matrix::len_bytes).sum();
             let (FeedForward::Experts(e), Some(experts)) = (&layer.ffn, &c.experts) else { return all };
-            let choice: usize = e.gate.iter().chain(&e.up).chain(&e.down).map(Matrix::len_bytes).sum();
-            all - choice / experts.n * (experts.n - experts.n_used)
+            let choices = [&e.matrices].into_iter().chain(&e.adjugates);
+            all - choices.map(|m| m.unused_bytes(experts.n_used)).sum::<usize>()
         };
         let projection = self.layer_embeddings.as_ref().map_or(0, |e| e.proj.w.len_bytes())
             + self.altup.iter().flat_map(|a| a.split.iter().chain(&a.merge)).map(Matrix::len_bytes).sum::<usize>();

@@ -89,7 +89,8 @@ pub async fn read_body(server: &Server, body: axum::body::Body) -> Result<Bytes,
 fn body_error(error: &(dyn std::error::Error + 'static), limit: usize) -> ApiError {
     if error.is::<http_body_util::LengthLimitError>() {
         let message = format!("the body of the request is larger than {limit} bytes");
-        return ApiError::new(StatusCode::PAYLOAD_TOO_LARGE.as_u16(), INVALID_REQUEST, message);
+        let status = StatusCode::PAYLOAD_TOO_LARGE.as_u16();
+        return ApiError::new(status, INVALID_REQUEST, message).code("request_too_large");
     }
     ApiError::invalid("the body of the request did not arrive")
 }

@@ -182,10 +182,13 @@ pub async fn count_chat(server: &Server, caller: &Caller, request: ChatCompletio
     let instance = server.model(options.model.as_deref(), sticky(&options), caller).await?;
     let variables = chat.template_variables()?;
     let (inner, tools, choice) = (Arc::clone(&instance), chat.tools, chat.tool_choice);
-    let check = move || parse_tool_choice(inner.template.source(), tools, choice, true);
+    let parallel = chat.parallel_tool_calls != Some(false);
+    let check = move || parse_tool_choice(inner.template.source(), tools, choice, parallel);
     let tools = offload(usize::MAX, check).await??.tools;
     let end = chat_end(chat.continue_final_message, chat.add_generation_prompt)?;
-    Ok(tokenize_chat(&instance, chat.messages, tools, variables, end).await?.len())
+    let mut messages = chat.messages;
+    apply_to_messages(caller, &instance, &mut messages).await?;
+    Ok(tokenize_chat(&instance, messages, tools, variables, end).await?.len())
 }
 
 /// The tokens of a prediction, as many as the context holds.

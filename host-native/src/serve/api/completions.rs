@@ -14,7 +14,7 @@ use starling_api::openai::response::CompletionResponse;
 use starling_api::stream::ServerSentEvent;
 
 use super::super::offload::offload;
-use super::super::policy::apply_to_input;
+use super::super::policy::{apply_to_input, apply_to_text};
 use super::super::state::{Caller, Server};
 use super::answer::{collect, response_head};
 use super::body::Body;
@@ -53,9 +53,16 @@ pub async fn completions(
     }
     check_count(&instance, n_prompts * n)?;
     apply_to_input(&caller, &instance, &mut completion.prompt).await?;
+    let mut suffix = completion.suffix.take().filter(|suffix| !suffix.is_empty());
+    if let Some(suffix) = &mut suffix {
+        apply_to_text(&caller, &instance, suffix).await?;
+    }
     let parse_special = completion.parse_special != Some(false);
     let (model, size, input) = (Arc::clone(&instance.model), completion.prompt.bytes(), completion.prompt);
-    let encode = move || Ok(Prompt::encode(&model.tokenizer, input, parse_special, logprobs.of_prompt));
+    let encode = move || match suffix {
+        Some(suffix) => Prompt::encode_infill(&model.tokenizer, input, &suffix),
+        None => Ok(Prompt::encode(&model.tokenizer, input, parse_special, logprobs.of_prompt)),
+    };
     let prompts = offload_tokenize(size, encode).await?;
     let (seed, is_seeded) = (seed(&options, &instance), is_seeded(&options, &instance));
     let is_prompt_only = !logprobs.of_prompt && options.is_prompt_only();

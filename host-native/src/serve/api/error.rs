@@ -6,6 +6,7 @@ use std::time::Duration;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use starling_api::anthropic;
 use starling_api::anthropic::error::AnthropicErrorBody;
 pub use starling_api::error::{ApiError, ErrorBody, INVALID_REQUEST, quoted};
 use starling_api::ollama::error::OllamaError;
@@ -68,7 +69,10 @@ impl IntoResponse for HttpError {
         let body = error.body(request_id());
         let mut response = match ERROR_FORM.try_with(|form| *form).unwrap_or(ErrorForm::OpenAi) {
             ErrorForm::OpenAi => json(status, &body),
-            ErrorForm::Anthropic => json(status, &AnthropicErrorBody::from(body)),
+            ErrorForm::Anthropic => {
+                let status = StatusCode::from_u16(anthropic::error::status(error.status)).unwrap_or(status);
+                json(status, &AnthropicErrorBody::from(body))
+            }
             ErrorForm::Ollama => json(status, &OllamaError::from(body)),
             ErrorForm::Tei => json(status, &TeiError::from(body)),
         };

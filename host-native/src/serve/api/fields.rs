@@ -10,8 +10,10 @@ use utoipa::openapi::{Ref, RefOr, Schema};
 
 use super::error::{ApiError, quoted};
 
-/// Fields of OpenAI's API that change nothing here, and that its clients send as a matter of course.
-const HARMLESS: [&str; 12] = [
+/// Fields of OpenAI's and Anthropic's APIs that change nothing here, and that their clients send as a matter of course.
+const HARMLESS: [&str; 14] = [
+    "cache_control",
+    "context_management",
     "metadata",
     "modalities",
     "parallel_tool_calls",
@@ -39,10 +41,12 @@ const FOREIGN: [&str; 10] = [
     "top_n",
 ];
 /// Further names of fields (`serde(alias)`), which the description of the interface does not have, by their type.
-const ALIASES: [(&str, &str); 11] = [
+const ALIASES: [(&str, &str); 13] = [
     ("LlamaEmbeddingRequest", "input"),
     ("LlamaFields", "max_completion_tokens"),
     ("LlamaFields", "max_tokens"),
+    ("LlamaTokenizeRequest", "add_special_tokens"),
+    ("LlamaTokenizeRequest", "prompt"),
     ("OllamaCreateRequest", "name"),
     ("OllamaDeleteRequest", "name"),
     ("OllamaPullRequest", "name"),

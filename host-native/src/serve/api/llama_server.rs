@@ -11,17 +11,21 @@ use starling_api::llama_server::props::{
     ChatInputTokens, DefaultSettings, LlamaEmbedding, LlamaEmbeddingRequest, Modalities, Props,
 };
 use starling_api::llama_server::request::LlamaCompletionRequest;
+use starling_api::llama_server::tokenize::{LlamaText, LlamaTokenizeRequest, Tokenized};
+use starling_api::native::tokenize::DetokenizeRequest;
 use starling_api::openai::chat::ChatCompletionRequest;
 use starling_api::openai::embeddings::{EmbeddingRequest, Encoding};
 use starling_api::openai::options::{Logprobs, Options};
 use starling_api::stream::{Framing, ServerSentEvent};
 
+use super::super::offload::offload;
 use super::super::state::{Caller, Server};
 use super::answer::{Delivery, SystemClock, respond};
 use super::body::Body;
 use super::chat::count_chat;
 use super::embeddings::embed_inputs;
-use super::error::{ApiError, ErrorBody, HttpError, json};
+use super::error::{ApiError, ErrorBody, HttpError, json, with_skipped};
+use super::messages::offload_tokenize;
 use super::options::sampling;
 use super::text::{TextPrompt, TextRequest, start_text};
 use super::writes::Writes;
@@ -81,24 +85,29 @@ async fn answer(
     param: &'static str,
 ) -> Result<Response, ApiError> {
     let LlamaCompletionRequest { options, constraint, completion } = body;
-    let logprobs = completion.check()?;
+    let (logprobs, skipped) = (completion.check()?, completion.skipped());
     let request = TextRequest { options, constraint, logprobs, prompt, param };
     let text = start_text(server, caller, request, "cmpl-").await?;
+    let is_prompt_only = completion.n_predict == Some(0);
+    let max_tokens = if is_prompt_only { 0 } else { text.max_tokens };
     let plan = LlamaPlan {
         model: Arc::clone(&text.instance.model),
-        settings: generation_settings(&text.sampling, text.max_tokens, &text.stops),
+        settings: generation_settings(&text.sampling, max_tokens, &text.stops),
         tokens: text.tokens,
         stops: text.stops,
         id_slot: text.options.id_slot.unwrap_or(-1),
         return_tokens: completion.return_tokens == Some(true),
         logprobs: logprobs.is_requested,
+        n_indent: completion.n_indent.unwrap_or(0),
+        is_prompt_only,
         response_fields: completion.response_fields,
     };
     let size = if logprobs.is_requested { usize::MAX } else { 0 };
     let framing = text.options.is_stream().then_some(Framing::ServerSentEvents);
     let delivery = Delivery { framing, size, writes: Writes::default() };
     let writer = LlamaWriter::new(plan, &text.head, SystemClock { start: caller.arrival });
-    respond(&text.instance, text.updates, writer, delivery, LlamaWriter::into_response).await
+    let response = respond(&text.instance, text.updates, writer, delivery, LlamaWriter::into_response).await?;
+    Ok(with_skipped(response, &skipped))
 }
 
 /// Create embeddings.
@@ -121,6 +130,47 @@ pub async fn embedding(
     let embedding = |(index, vector)| LlamaEmbedding { index, embedding: vec![vector] };
     let all: Vec<LlamaEmbedding> = vectors.into_iter().enumerate().map(embedding).collect();
     Ok(json(StatusCode::OK, &all))
+}
+
+/// Tokenise a text.
+///
+/// # Errors
+/// A wrong request.
+#[utoipa::path(post, path = "/tokenize", tag = "llama-server", request_body = LlamaTokenizeRequest, responses(
+    (status = 200, description = "Tokens", body = Tokenized),
+    (status = "4XX", description = "The request is wrong", body = ErrorBody),
+))]
+pub async fn tokenize(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Body(body): Body<LlamaTokenizeRequest>,
+) -> Result<Response, HttpError> {
+    let instance = server.model(body.model.as_deref(), None, &caller).await?;
+    let (max_model_len, body_len) = (instance.n_ctx(), body.len_bytes());
+    let encode = move || Ok(json(StatusCode::OK, &body.tokenize(&instance.model.tokenizer, max_model_len)?));
+    Ok(offload_tokenize(body_len, encode).await?)
+}
+
+/// Decode tokens.
+///
+/// # Errors
+/// A wrong request.
+#[utoipa::path(post, path = "/detokenize", tag = "llama-server", request_body = DetokenizeRequest, responses(
+    (status = 200, description = "Text", body = LlamaText),
+    (status = "4XX", description = "The request is wrong", body = ErrorBody),
+))]
+pub async fn detokenize(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Body(body): Body<DetokenizeRequest>,
+) -> Result<Response, HttpError> {
+    let instance = server.model(body.model.as_deref(), None, &caller).await?;
+    let n_tokens = body.tokens.len();
+    let decode = move || {
+        let text = body.detokenize(&instance.model.tokenizer)?.text;
+        Ok(json(StatusCode::OK, &LlamaText { content: text.clone(), text }))
+    };
+    offload(n_tokens, decode).await?
 }
 
 /// Properties of the server and its default model.

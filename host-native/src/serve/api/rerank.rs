@@ -8,7 +8,7 @@ use axum::response::Response;
 use starling::embed::Pooling;
 use starling::model::arch::HeadKind;
 use starling_api::input::Input;
-use starling_api::rerank::{RerankPlan, RerankRequest, RerankResponse, pair_tokens};
+use starling_api::rerank::{RerankPlan, RerankRequest, Reranked, pair_tokens};
 
 use super::super::policy::{apply_to_input, apply_to_text};
 use super::super::state::{Caller, Server, random_id};
@@ -22,7 +22,7 @@ use super::messages::offload_tokenize;
 /// # Errors
 /// A wrong request, a model without a classification head, or a server that cannot answer now.
 #[utoipa::path(post, path = "/v1/rerank", tag = "OpenAI", request_body = RerankRequest, responses(
-    (status = 200, description = "Documents, the most relevant first; to a request with `texts` a list of `TeiRank`", body = RerankResponse),
+    (status = 200, description = "Documents, the most relevant first", body = Reranked),
     (status = "4XX", description = "The request is wrong, or too many requests are queued", body = ErrorBody),
     (status = "5XX", description = "The server cannot answer now", body = ErrorBody),
 ))]
@@ -61,7 +61,8 @@ pub async fn rerank(
     let scores: Vec<f32> = vectors.iter().map(|vector| vector.first().copied().unwrap_or_default()).collect();
     if plan.tei.is_some() {
         let is_probability = instance.model.config.arch.head == HeadKind::Softmax;
-        return Ok(json(StatusCode::OK, &plan.tei_response(&scores, is_probability)));
+        return Ok(json(StatusCode::OK, &Reranked::Texts(plan.tei_response(&scores, is_probability))));
     }
-    Ok(json(StatusCode::OK, &plan.response(random_id("rerank-"), &instance.name, &scores, n_tokens)))
+    let response = plan.response(random_id("rerank-"), &instance.name, &scores, n_tokens);
+    Ok(json(StatusCode::OK, &Reranked::Documents(response)))
 }

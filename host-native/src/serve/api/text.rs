@@ -5,12 +5,13 @@ use std::sync::Arc;
 use starling::sampler::SamplingOptions;
 use starling::tokenizer::EncodeOptions;
 use starling_api::infill::Infill;
+use starling_api::input::Input;
 use starling_api::openai::options::{Logprobs, OneOrMany, Options, RequestPlan};
 use starling_api::openai::response::ResponseHead;
 use starling_api::structure::OutputConstraint;
 
 use super::super::models::instance::ModelInstance;
-use super::super::policy::apply_to_text;
+use super::super::policy::{apply_to_input, apply_to_text};
 use super::super::state::{Caller, Server};
 use super::answer::response_head;
 use super::error::ApiError;
@@ -73,7 +74,13 @@ pub async fn start_text(
                 apply_to_text(caller, &instance, text).await?;
             }
         }
-        TextPrompt::Tokens(_) => {}
+        TextPrompt::Tokens(tokens) => {
+            let mut input = Input::Tokens(std::mem::take(tokens));
+            apply_to_input(caller, &instance, &mut input).await?;
+            if let Input::Tokens(checked) = input {
+                *tokens = checked;
+            }
+        }
     }
     let model = Arc::clone(&instance.model);
     let size = match &prompt {

@@ -248,12 +248,8 @@ impl WorkerTier {
 
     /// Keys of the parts of the snapshot after a page.
     fn part_keys(&self, page: &PageKey) -> impl Iterator<Item = PageKey> + use<> {
-        let (page, namespace) = (*page, self.namespace);
-        (0..self.n_parts as u64).map(move |part| {
-            let mut hash = blake3::Hasher::new_derive_key("starling 2026-11-28 part of a snapshot");
-            hash.update(&page.0).update(&part.to_le_bytes());
-            PageKey::new(hash.finalize().as_bytes(), &namespace)
-        })
+        let page = starling::kv::PageKey(page.0);
+        (0..self.n_parts as u32).map(move |part| PageKey(page.snapshot_part(part).0))
     }
 
     /// Whether reading and importing so many bytes, after those that others wait for, is expected to take less time than

@@ -13,6 +13,7 @@ use starling_api::infill::Infill;
 use starling_api::ollama::error::OllamaError;
 use starling_api::ollama::models::{
     OLLAMA_VERSION, OllamaDetails, OllamaModel, OllamaModels, OllamaShow, OllamaShowRequest, OllamaVersion,
+    parameter_size, quantization_level,
 };
 use starling_api::ollama::request::model_name;
 
@@ -77,7 +78,7 @@ fn card(server: &Server, entry: &Entry) -> OllamaModel {
         modified_at: rfc3339(instance.map_or(server.created, |instance| instance.created)),
         size: instance.map_or(0, |instance| instance.model.weight_bytes() as u64),
         digest: instance.map_or_else(String::new, |instance| Hex(instance.model_sha256).to_string()),
-        details: instance.map_or_else(|| details(""), |instance| details(instance.model.config.arch.name)),
+        details: details(instance),
         capabilities: instance.map_or_else(Vec::new, capabilities),
         context_length: None,
         expires_at: None,
@@ -85,20 +86,23 @@ fn card(server: &Server, entry: &Entry) -> OllamaModel {
     }
 }
 
-fn details(family: &str) -> OllamaDetails {
+/// What is known of a model; nothing if it is not loaded.
+fn details(instance: Option<&ModelInstance>) -> OllamaDetails {
+    let model = instance.map(|instance| &instance.model);
+    let family = model.map_or("", |model| model.config.arch.name);
     OllamaDetails {
         parent_model: "",
         format: "gguf",
         family: family.into(),
         families: if family.is_empty() { Vec::new() } else { vec![family.into()] },
-        parameter_size: String::new(),
-        quantization_level: "unknown".into(),
+        parameter_size: model.map_or_else(String::new, |model| parameter_size(model.n_parameters)),
+        quantization_level: quantization_level(model.and_then(|model| model.file_type)).into(),
     }
 }
 
 fn capabilities(instance: &ModelInstance) -> Vec<&'static str> {
-    if instance.engine.is_none() {
-        return vec!["embedding"];
+    if instance.engine.is_none() || instance.model.n_classes() > 0 {
+        return vec![if instance.model.n_classes() > 0 { "rerank" } else { "embedding" }];
     }
     let template = instance.template.source();
     let all = [
@@ -132,8 +136,10 @@ pub async fn show(
     let config = &instance.model.config;
     let family = config.arch.name;
     let key = |name: &str| format!("{family}.{name}");
-    let info: [(String, Value); 7] = [
+    let info: [(String, Value); 9] = [
         ("general.architecture".into(), json!(family)),
+        ("general.parameter_count".into(), json!(instance.model.n_parameters)),
+        ("general.file_type".into(), json!(instance.model.file_type)),
         ("general.basename".into(), json!(instance.model.name)),
         (key("context_length"), json!(config.n_ctx_train)),
         (key("embedding_length"), json!(config.n_embd)),
@@ -145,7 +151,7 @@ pub async fn show(
         modelfile: format!("FROM {}\n", instance.source),
         template: instance.template.source().into(),
         parameters: String::new(),
-        details: details(family),
+        details: details(Some(&instance)),
         model_info: info.into_iter().filter(|(_, value)| !value.is_null()).collect::<Map<String, Value>>(),
         capabilities: capabilities(&instance),
         modified_at: rfc3339(instance.created),

@@ -1,6 +1,8 @@
 //! `POST /api/pull`, `/api/copy`, `/api/create` and `DELETE /api/delete`: changes of the models of the server.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use axum::body::Body as HttpBody;
 use axum::extract::State;
@@ -58,24 +60,56 @@ pub async fn pull(
     }
     let known = server.pool.find(Some(model_name(&body.model))).is_ok();
     let source = source_of(&body.model);
+    let bytes = Arc::new(PulledBytes::default());
+    let watched = Arc::clone(&bytes);
     let work = async move {
         if known {
             return Ok(());
         }
-        let pulled = tokio::task::spawn_blocking(move || models::pull(&source));
+        let watch = move |n, total| watched.add(n, total);
+        let pulled = tokio::task::spawn_blocking(move || models::pull(&source, &watch));
         let pulled = pulled.await.map_err(|_| ApiError::internal("the download panicked; see the log"))?;
         let (name, source) = pulled.map_err(|e| ApiError::param("model", e.to_string()).code("pull_failed"))?;
         add(&server, &name, source.into())
     };
     if body.stream == Some(false) {
         work.await?;
-        return Ok(json(StatusCode::OK, &OllamaProgress { status: "success" }));
+        return Ok(json(StatusCode::OK, &OllamaProgress::new("success")));
     }
-    Ok(progress("pulling manifest", work))
+    Ok(progress("pulling manifest", bytes, work))
 }
 
-/// Lines of a response: `first`, then the result of `work`.
-fn progress(first: &'static str, work: impl Future<Output = Result<(), ApiError>> + Send + 'static) -> Response {
+/// Bytes of a download.
+#[derive(Default)]
+struct PulledBytes {
+    completed: AtomicU64,
+    total: AtomicU64,
+}
+
+impl PulledBytes {
+    /// Counts `n` more of `total` bytes.
+    fn add(&self, n: u64, total: u64) {
+        self.completed.fetch_add(n, Ordering::Relaxed);
+        self.total.store(total, Ordering::Relaxed);
+    }
+
+    /// The line about them; `None` before the download begins.
+    fn line(&self) -> Option<OllamaProgress> {
+        let [completed, total] = [&self.completed, &self.total].map(|n| n.load(Ordering::Relaxed));
+        let line = OllamaProgress { total: Some(total), completed: Some(completed), ..OllamaProgress::new("pulling") };
+        (total > 0).then_some(line)
+    }
+}
+
+/// Time between two lines about a download.
+const INTERVAL: Duration = Duration::from_millis(250);
+
+/// Lines of a response: `first`, the bytes so far, then the result of `work`.
+fn progress(
+    first: &'static str,
+    bytes: Arc<PulledBytes>,
+    work: impl Future<Output = Result<(), ApiError>> + Send + 'static,
+) -> Response {
     let (mut sender, body) = Channel::<axum::body::Bytes, std::convert::Infallible>::new(4);
     let id = request_id();
     tokio::spawn(async move {
@@ -84,11 +118,26 @@ fn progress(first: &'static str, work: impl Future<Output = Result<(), ApiError>
             line.push(b'\n');
             line.into()
         };
-        if sender.send_data(line(serde_json::to_vec(&OllamaProgress { status: first }))).await.is_err() {
+        if sender.send_data(line(serde_json::to_vec(&OllamaProgress::new(first)))).await.is_err() {
             return;
         }
-        let last = match work.await {
-            Ok(()) => serde_json::to_vec(&OllamaProgress { status: "success" }),
+        let mut work = std::pin::pin!(work);
+        let mut last = None;
+        let result = loop {
+            let done = tokio::time::timeout(INTERVAL, &mut work).await.ok();
+            let now = bytes.line();
+            let completed = now.as_ref().and_then(|line| line.completed);
+            if completed != last {
+                last = completed;
+                // a download goes on if the client leaves
+                let _ = sender.send_data(line(serde_json::to_vec(&now))).await;
+            }
+            if let Some(result) = done {
+                break result;
+            }
+        };
+        let last = match result {
+            Ok(()) => serde_json::to_vec(&OllamaProgress::new("success")),
             Err(e) => serde_json::to_vec(&OllamaError::from(e.body(id))),
         };
         let _ = sender.send_data(line(last)).await;
@@ -151,9 +200,9 @@ pub async fn create(
     check_manager(&caller)?;
     copy_model(&server, body.source()?, &body.model)?;
     if body.stream == Some(false) {
-        return Ok(json(StatusCode::OK, &OllamaProgress { status: "success" }));
+        return Ok(json(StatusCode::OK, &OllamaProgress::new("success")));
     }
-    Ok(progress("using existing layer", async { Ok(()) }))
+    Ok(progress("using existing layer", Arc::default(), async { Ok(()) }))
 }
 
 /// Remove a model from the server. Its file stays in the store.

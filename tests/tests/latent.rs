@@ -1,0 +1,156 @@
+//! Multi-head latent attention: the cache has one latent key per token and layer, and neither instruction sets, chunks,
+//! batches, preemption nor cached pages change a bit of an answer.
+
+use std::sync::{Arc, Mutex};
+
+use proptest::prelude::*;
+use starling::draft::Speculation;
+use starling::engine::{Engine, EngineOptions, Request};
+use starling::kernels::Cpu;
+use starling::kernels::attention::{KvType, PAGE};
+use starling::model::Model;
+use starling::model::evaluate::{Evaluation, EvaluationError};
+use starling::pool::Inline;
+use starling::quant::Dtype;
+use starling_tests::architecture::recipe;
+use starling_tests::sequences::{run, same};
+
+/// Models with compressed and direct queries, with split and fused projections of the heads.
+const MODELS: [&str; 3] = ["deepseek2", "minicpm3", "plm"];
+
+/// Models that were made, by name.
+static MADE: Mutex<Vec<(&str, Arc<Model>)>> = Mutex::new(Vec::new());
+
+fn model(name: &'static str) -> Arc<Model> {
+    let mut made = MADE.lock().expect("no panic");
+    if let Some((_, model)) = made.iter().find(|(n, _)| *n == name) {
+        return Arc::clone(model);
+    }
+    let model = Arc::new(Model::load(&recipe(name).file(Dtype::F32), &Inline).expect("a model"));
+    made.push((name, Arc::clone(&model)));
+    model
+}
+
+fn engine(model: &Arc<Model>, kv_type: KvType, max_seqs: usize, batch_tokens: usize, pages: usize) -> Engine {
+    let options = EngineOptions {
+        kv_type,
+        n_ctx: 256,
+        max_seqs,
+        batch_tokens,
+        prefill_chunk: batch_tokens.div_ceil(2),
+        draft_rows: 24,
+        kv_bytes: EngineOptions::kv_bytes_of(model, kv_type, pages * PAGE),
+        snapshots: Default::default(),
+        model_sha256: Some([7; 32]),
+    };
+    Engine::new(Arc::clone(model), &Inline, options).expect("memory")
+}
+
+fn prompt(n: usize, seed: usize) -> Vec<u32> {
+    (0..n).map(|i| ((i * i * 31 + i * 7 + seed * 13) % 120) as u32 + 4).collect()
+}
+
+fn request(tokens: &[u32], max_tokens: usize, seed: u64) -> Request {
+    let mut request = Request::new(tokens.to_vec());
+    request.max_tokens = Some(max_tokens);
+    request.ignore_eos = true;
+    request.sampling.seed = seed;
+    request
+}
+
+/// 64 latent and 32 rotated elements for each token of 3 layers, whatever the number of heads; int8 with two scales.
+#[test]
+fn pages_have_one_latent_key_per_token() {
+    for name in MODELS {
+        for (kv_type, key) in [(KvType::F32, 96 * 4), (KvType::F16, 96 * 2), (KvType::K8, 96 + 2 * 4)] {
+            assert_eq!(model(name).kv_layout(kv_type).page_bytes(), 3 * PAGE * key, "{name} {kv_type:?}");
+        }
+    }
+}
+
+/// Exported pages continue the answer in another engine.
+#[test]
+fn pages_move_between_engines() {
+    for (name, kv_type) in MODELS.into_iter().zip(KvType::ALL) {
+        let model = model(name);
+        let mut a = engine(&model, kv_type, 1, 64, 40);
+        let first = prompt(50, 1);
+        let seen = run(&mut a, &[request(&first, 40, 1)], 0).remove(0);
+        let second: Vec<u32> = first.iter().copied().chain(seen.answer.iter().map(|(token, _)| *token)).collect();
+        let mut b = engine(&model, kv_type, 1, 64, 40);
+        assert_eq!(b.import_pages(&a.export_pages(&second, 0)), Ok(80), "{name}");
+        let seen = [&mut a, &mut b].map(|engine| run(engine, &[request(&second, 9, 2)], 0).remove(0));
+        assert_eq!((seen[0].n_cached, seen[1].n_cached), (80, 80), "{name}");
+        assert_eq!(same(&seen[..1]), same(&seen[1..]), "{name}");
+    }
+}
+
+/// Int8 keys, with scales of their own for the latent and the rotated part, change logits little.
+#[test]
+fn smaller_types_are_close_to_f32() {
+    for name in MODELS {
+        let model = model(name);
+        let logits = KvType::ALL.map(|kv_type| logits(&model, Cpu::detect(), kv_type, 64, &prompt(64, 3)));
+        let [exact, half, int8] = logits.map(|bits| bits.into_iter().map(f32::from_bits).collect::<Vec<_>>());
+        let nmse = |got: &[f32]| {
+            let difference: f64 = got.iter().zip(&exact).map(|(g, w)| f64::from(g - w).powi(2)).sum();
+            difference / exact.iter().map(|w| f64::from(*w).powi(2)).sum::<f64>()
+        };
+        let (half, int8) = (nmse(&half), nmse(&int8));
+        assert!(half < 1e-5 && int8 < 1e-2, "{name}: f16 {half:.1e}, k8 {int8:.1e}");
+    }
+}
+
+/// Bits of the logits after each token, computed in batches of `batch` tokens.
+fn logits(model: &Model, cpu: Cpu, kv_type: KvType, batch: usize, tokens: &[u32]) -> Vec<u32> {
+    let evaluation = Evaluation { model, cpu, pool: &Inline, kv_type, batch, n_ctx: tokens.len() };
+    let mut bits = Vec::new();
+    let done = evaluation.run::<EvaluationError>(tokens, 0, None, &mut |row| {
+        bits.extend(row.logits.iter().map(|v| v.to_bits()));
+        Ok(())
+    });
+    done.expect("a text that fits");
+    bits
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(6))]
+
+    /// Chunks of any size and every instruction set give the bits of the scalar code token by token.
+    #[test]
+    fn chunks_equal_single_tokens(name in prop::sample::select(&MODELS[..]), t in 0usize..3, batch in 2usize..40, seed in 0usize..100) {
+        let (model, tokens, kv_type) = (model(name), prompt(41, seed), KvType::ALL[t]);
+        let want = logits(&model, Cpu::SCALAR, kv_type, 1, &tokens);
+        for cpu in Cpu::available() {
+            prop_assert_eq!(&logits(&model, cpu, kv_type, batch, &tokens), &want, "{}", cpu.isa());
+        }
+    }
+
+    /// Batches, small batches, few pages (preemption), cached prefixes and speculation change no answer.
+    #[test]
+    fn answers_do_not_depend_on_others(
+        name in prop::sample::select(&MODELS[..]),
+        t in 0usize..3,
+        lens in prop::collection::vec((1usize..60, 1usize..30), 2..5),
+        batch in 2usize..70,
+        pages in 7usize..20,
+        apart in 0usize..4,
+    ) {
+        let (model, kv_type) = (model(name), KvType::ALL[t]);
+        let mut requests: Vec<Request> =
+            lens.iter().enumerate().map(|(i, (n, m))| request(&prompt(*n, i % 2), *m, i as u64)).collect();
+        let alone: Vec<_> = requests
+            .iter()
+            .map(|r| run(&mut engine(&model, kv_type, 1, 512, 40), std::slice::from_ref(r), 0).remove(0))
+            .collect();
+        for (request, seen) in requests.iter_mut().zip(&alone).step_by(2) {
+            // right tokens, and some wrong ones
+            let prediction = seen.answer.iter().enumerate().map(|(i, (t, _))| if i % 7 == 5 { 5 } else { *t }).collect();
+            request.speculation = Speculation { max: 6, min_acceptance: 0.0, prediction, ..Speculation::default() };
+        }
+        let mut shared = engine(&model, kv_type, 3, batch, pages);
+        for _ in 0..2 {
+            prop_assert_eq!(same(&run(&mut shared, &requests, apart)), same(&alone));
+        }
+    }
+}
