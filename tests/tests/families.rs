@@ -3,6 +3,7 @@
 use starling::gguf::{Gguf, GgufWriter, TensorInfo, Value};
 use starling::kernels::Cpu;
 use starling::model::Model;
+use starling::model::arch::ARCHS;
 use starling::pool::Inline;
 use starling::quant::Dtype;
 use starling_tests::architecture::recipe;
@@ -213,4 +214,15 @@ fn nextn_layers_are_fewer_than_all() {
     recipe.metadata.push(("glm4moe.nextn_predict_layers".into(), "UINT32".into(), 3.into()));
     let refusal = Model::load(&recipe.file(Dtype::F32), &Inline).err().expect("a refusal").to_string();
     assert!(refusal.contains("nextn_predict_layers") && refusal.contains("0 to 2"), "{refusal}");
+}
+
+/// The specification has a row for each family.
+#[test]
+fn every_family_is_specified() {
+    let text = include_str!("../../engine/docs/numerics.md");
+    let table = text.split("### Families").nth(1).expect("the table of families");
+    let is_name = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+    let names: Vec<&str> = table.split(|c| !is_name(c)).collect();
+    let missing: Vec<&str> = ARCHS.iter().map(|arch| arch.name).filter(|name| !names.contains(name)).collect();
+    assert!(missing.is_empty(), "no row in engine/docs/numerics.md: {missing:?}");
 }

@@ -208,10 +208,9 @@ fn attention(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Attent
         values_from_keys,
         v_norm: plain(c.arch.plain_value_norm, heads.value_dim),
         attn_sub_norm: norm(tensors, &name("attn_sub_norm"))?,
-        distance_bias: match tensors.vector(&name("attn_rel_b.weight")) {
-            Some((values, n_head)) => Some(distance_biases(&values, n_head, c.arch.relative_distance)),
-            None => None,
-        },
+        distance_bias: tensors
+            .vector(&name("attn_rel_b.weight"))
+            .map(|(values, n_head)| distance_biases(&values, n_head, c.arch.relative_distance)),
         sinks: tensors.optional(&name("attn_sinks.weight")),
         q_norm: norm(tensors, &name("attn_q_norm"))?.map(|n| per_element(n, heads.key_dim)).or_else(head_norm),
         k_norm: norm(tensors, &name("attn_k_norm"))?.map(|n| per_element(n, heads.key_dim)).or_else(head_norm),
