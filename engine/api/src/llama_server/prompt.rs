@@ -40,14 +40,6 @@ impl LlamaPrompt {
         all
     }
 
-    /// The texts.
-    pub fn texts_mut(&mut self) -> impl Iterator<Item = &mut String> {
-        self.0.iter_mut().filter_map(|part| match part {
-            PromptPart::Text(text) => Some(text),
-            PromptPart::Tokens(_) => None,
-        })
-    }
-
     /// Bytes of text: a measure of the work.
     pub fn bytes(&self) -> usize {
         let bytes = |part: &PromptPart| if let PromptPart::Text(text) = part { text.len() } else { 0 };
