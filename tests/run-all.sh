@@ -202,6 +202,7 @@ step install-promtool install_promtool
 step install-clients begun install-clients
 step deploy check_deploy
 step clients with_server run.py
+step llama-server-suite with_server llama_server_suite.py
 step router with_server router.py
 step chat-in-a-terminal with_server chat_pty.py
 step build-web build_web

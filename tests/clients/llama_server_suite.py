@@ -22,6 +22,7 @@ import tarfile
 import tempfile
 import tomllib
 import types
+import urllib.parse
 import urllib.request
 
 import pytest
@@ -178,7 +179,8 @@ class Suite:
     """Plugin of pytest: the servers, and the table of exceptions."""
 
     def __init__(self, binary, table, infill, is_whole):
-        self.binary, self.table, self.infill, self.is_whole = binary, table, infill, is_whole
+        self.binary, self.infill, self.is_whole = binary, infill, is_whole
+        self.not_run, self.fails = each_case(table["not-run"]), each_case(table["fails"])
         self.used = set()
 
     def popen(self, command, creationflags, env, **streams):
@@ -208,20 +210,31 @@ class Suite:
         for item in items:
             name = f"{item.path.stem}.{item.originalname}"
             cases[name] = cases.get(name, -1) + 1
-            self.mark(item, [f"{name}[{cases[name]}]", name, item.path.stem])
-        unused = [name for name in self.names() if name not in self.used]
+            slow = ["slow"] if item.get_closest_marker("slow") else []
+            self.mark(item, slow + [f"{name}[{cases[name]}]", name, item.path.stem])
+        unused = [name for name in [*self.not_run, *self.fails] if name not in self.used]
         assert not (unused and self.is_whole), f"llama_server_suite.toml has tests that do not exist: {unused}"
-
-    def names(self):
-        return list(self.table["not-run"]) + list(self.table["fails"])
 
     def mark(self, item, names):
         for name in names:
-            for kind, mark in [("not-run", pytest.mark.skip), ("fails", pytest.mark.xfail)]:
-                reason = self.table[kind].get(name)
-                if reason:
-                    self.used.add(name)
-                    return item.add_marker(mark(reason=reason, **({"strict": True} if kind == "fails" else {})))
+            if name in self.not_run:
+                item.add_marker(pytest.mark.skip(reason=self.not_run[name]))
+            elif name in self.fails:
+                item.add_marker(pytest.mark.xfail(reason=self.fails[name], strict=True))
+            else:
+                continue
+            self.used.add(name)
+            break
+
+
+def each_case(reasons):
+    """Reasons by test, with NAME[FIRST-LAST] as a name for each case."""
+    all_cases = {}
+    for name, reason in reasons.items():
+        cases = re.fullmatch(r"(.*)\[(\d+)-(\d+)\]", name)
+        numbers = range(int(cases[2]), int(cases[3]) + 1) if cases else []
+        all_cases |= {f"{cases[1]}[{i}]": reason for i in numbers} if cases else {name: reason}
+    return all_cases
 
 
 def edited(folder, work, edits):
@@ -250,7 +263,7 @@ def main():
         os.chdir(tests)
         sys.path.insert(0, str(tests))
         suite = Suite(binary, table, infill_model(pathlib.Path(work)), not more)
-        options = ["--noconftest", "-q", "-p", "no:cacheprovider", "--tb=short", "-m", "not slow"]
+        options = ["--noconftest", "-q", "-p", "no:cacheprovider", "--tb=short"]
         sys.exit(pytest.main(options + (more or ["unit"]), plugins=[suite]))
 
 
