@@ -193,7 +193,7 @@ async fn serve(
         tokio::select! {
             _ = term.recv() => clean = false,
             _ = int.recv() => clean = false,
-            _ = poll.tick() => clean &= Instant::now() < deadline,
+            _ = poll.tick() => clean &= Instant::now() < deadline || server.snapshot().running == 0,
         }
         if !clean {
             instances.iter().for_each(|instance| instance.queue.shut_down(Shutdown::Now));

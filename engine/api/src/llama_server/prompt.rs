@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(read("[1,2,\"a\"]"), prompts(&[&[tokens.clone(), text("a")]]));
         assert_eq!(
             read("[[1,2],\"a\",[\"b\",1,2]]"),
-            prompts(&[&[tokens.clone()], &[text("a")], &[text("b"), tokens]])
+            prompts(&[std::slice::from_ref(&tokens), &[text("a")], &[text("b"), tokens.clone()]])
         );
         assert_eq!(read("{\"prompt_string\":\"a\"}"), prompts(&[&[text("a")]]));
         assert_eq!(read("[\"a\",{\"prompt_string\":\"b\"}]"), prompts(&[&[text("a")], &[text("b")]]));
