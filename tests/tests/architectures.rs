@@ -40,7 +40,9 @@ const SUPPORTED: &[&str] = &[
     "deepseek",
     "deepseek2",
     "deepseek2-lite",
+    "deepseek32",
     "dots1",
+    "dots3note",
     "dream",
     "ernie4_5",
     "ernie4_5-moe",
@@ -60,6 +62,7 @@ const SUPPORTED: &[&str] = &[
     "gemma3n",
     "gemma4",
     "gemma4-moe",
+    "glm-dsa",
     "glm4",
     "glm4moe",
     "gpt-oss",
@@ -106,6 +109,7 @@ const SUPPORTED: &[&str] = &[
     "minicpm3",
     "minimax-01",
     "minimax-m2",
+    "minimax-m3",
     "mistral3",
     "mistral3-moe",
     "mistral4",
@@ -171,6 +175,11 @@ const OTHER_EXPERTS_IN_Q8_0: &[&str] = &["mistral3-moe"];
 /// their limits in F32. With such a table, the deviation of nomic-bert-moe is 3.5e-9; `fixtures/reference` has exact logits of
 /// Gemma 4 with experts.
 const TABLED_GELU: &[(&str, f64)] = &[("gemma4-moe", 2e-3), ("nomic-bert-moe", 4e-3)];
+
+/// Supported recipes whose indexers give several positions a score of exactly 0 at the limit of `top_k`: their limits in F32.
+/// Starling takes the lower positions; llama.cpp those that `std::partial_sort` leaves. In that order models of glm-dsa and deepseek32 in
+/// f64 deviate by less than 2e-13.
+const TIED_POSITIONS: &[(&str, f64)] = &[("deepseek32", 5e-3), ("dots3note", 2e-3), ("glm-dsa", 5e-3)];
 
 /// Squared difference over the squared reference.
 fn nmse(got: &[f32], want: &[f32]) -> f64 {
@@ -260,7 +269,7 @@ fn check(recipe: &Recipe) -> (String, bool) {
     };
     let exact = deviation(recipe, &model, true);
     let quantised = deviation(recipe, &load(Dtype::Q8_0).expect("a model"), false);
-    let tabled = TABLED_GELU.iter().find(|(tabled, _)| *tabled == name);
+    let tabled = TABLED_GELU.iter().chain(TIED_POSITIONS).find(|(tabled, _)| *tabled == name);
     let limits = [
         tabled.map_or(if recipe.gelu_f16_table { 5e-6 } else { 1e-6 }, |(_, limit)| *limit),
         (4.0 * recipe.nmse_by_type.get("Q8_0").copied().unwrap_or(0.0)).max(1e-3),
