@@ -177,8 +177,8 @@ const OTHER_EXPERTS_IN_Q8_0: &[&str] = &["mistral3-moe"];
 const TABLED_GELU: &[(&str, f64)] = &[("gemma4-moe", 2e-3), ("nomic-bert-moe", 4e-3)];
 
 /// Supported recipes whose indexers give several positions a score of exactly 0 at the limit of `top_k`: their limits in F32.
-/// Starling takes the lower positions; llama.cpp those that `std::partial_sort` leaves. In that order models of glm-dsa and
-/// deepseek32 in f64 deviate by less than 2e-13.
+/// Starling takes the lower positions; llama.cpp those that `std::partial_sort` leaves. In that order models of the three
+/// in f64 deviate by less than 2e-13.
 const TIED_POSITIONS: &[(&str, f64)] = &[("deepseek32", 5e-3), ("dots3note", 2e-3), ("glm-dsa", 5e-3)];
 
 /// Squared difference over the squared reference.
