@@ -6,6 +6,7 @@ use super::Model;
 use super::arch::{ExpertInput, OutputGate};
 use super::config::{HeadConfig, LayerConfig};
 use super::forward::{Stage, Trace};
+use super::mixers::indexer::IndexInput;
 use super::rows::{RowOps, columns};
 use super::scratch::{AttentionScratch, LayerEmbeddingScratch, Scratch, StepScratch};
 use super::weights::{AttentionWeights, FeedForward, LayerEmbedding, Mixer, Norm, padded};
@@ -240,6 +241,7 @@ impl ForwardPass<'_, '_> {
         let ([k_at, v_at], owns_kv) = (layer.kv_at, c.layers[i].owns_kv);
         let (qkv, rest) = wide.split_at_mut(self.n * stride);
         rows.linear_group(&layer.qkv, x, qkv, words);
+        self.select(i, IndexInput { x, compressed: Floats { x: &[], stride: 1 } }, s, memory, words);
         if let Some(limit) = c.qkv_limit {
             let end = if owns_kv { v_at + v_width } else { q_width };
             rows.each(qkv, stride, &|_, row| clamp(rows.cpu, &mut row[..end], limit));
@@ -276,6 +278,7 @@ impl ForwardPass<'_, '_> {
             alibi: c.alibi.as_deref(),
             bias: layer.distance_bias.as_ref().map(|table| DistanceBias { table, max: c.arch.relative_distance }),
             sinks: layer.sinks.as_deref(),
+            selected: self.selected(i, &s.selection),
             q: qkv,
             q_stride: stride,
             spans: self.spans,

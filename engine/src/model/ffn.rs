@@ -113,7 +113,10 @@ impl ForwardPass<'_, '_> {
                 Some(act) if ffn.up.part_starts.len() == 1 => act,
                 _ => self.model.config.arch.act,
             },
-            swiglu: Swiglu::Plain,
+            swiglu: match self.model.config.arch.swiglu {
+                Swiglu::Limited(_) => Swiglu::Plain,
+                swiglu => swiglu,
+            },
             limit,
             xielu: self.model.config.layers[i].xielu,
             situ: self.model.config.situ,

@@ -8,7 +8,7 @@ use core::ops::Deref;
 
 use super::arch::ExpertInput;
 use super::config::{Config, ExpertsConfig, LayerConfig, MAX_WIDTH, MixerKind, PassEnd, RecurrentConfig};
-use super::mixers::latent;
+use super::mixers::{Selection, indexer, latent};
 use crate::error::LoadError;
 use crate::gguf::TensorInfo;
 use crate::kernels::WeightArena;
@@ -168,6 +168,7 @@ pub(super) enum Part {
     LatentInput,
     LatentQuery,
     LatentHeads,
+    Indexer,
     Recurrent,
     FeedForward,
     ExpertInput,
@@ -513,14 +514,15 @@ fn expert_inputs(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
 }
 
 /// The tables of the tensors of a layer, those of its mixer first; `None` if there is no such layer.
-fn layer_tables(c: &Config, layer: usize) -> Option<[&'static [TensorRow]; 3]> {
+fn layer_tables(c: &Config, layer: usize) -> Option<[&'static [TensorRow]; 4]> {
     if layer >= c.n_blocks() {
         return None;
     }
     let mixer = c.block(layer).mixer;
     let recurrent = c.recurrent.as_ref().filter(|_| mixer.is_recurrent());
     let latent = if mixer == MixerKind::Latent { latent::TENSORS } else { &[] };
-    Some([recurrent.map_or(&[], RecurrentConfig::tensors), latent, LAYER_TENSORS])
+    let indexer = if c.indexer.is_some() { indexer::TENSORS } else { &[] };
+    Some([recurrent.map_or(&[], RecurrentConfig::tensors), latent, indexer, LAYER_TENSORS])
 }
 
 /// The row of a tensor; experts have indices below `n_experts`.
@@ -599,6 +601,7 @@ fn is_ignored(name: &str, c: &Config) -> bool {
     let layer = name.strip_prefix("blk.").and_then(|rest| index(rest.split_once('.')?.0)).map(|i| c.block(i));
     let is_of_keys = ["attn_k.", "attn_v.", "attn_k_norm."].iter().any(|beginning| part.starts_with(beginning));
     (is_of_keys && layer.is_some_and(|l| l.mixer.has_attention() && !l.owns_kv))
+        || (part.starts_with("indexer.") && layer.is_some_and(|l| l.selection == Selection::Previous))
         || c.arch.ignored.iter().any(|beginning| part.starts_with(beginning))
 }
 
@@ -645,6 +648,7 @@ pub(super) fn missing(c: &Config, has_tensor: impl Fn(&str) -> bool) -> Option<S
             (Part::LatentInput, latent),
             (Part::LatentQuery, latent),
             (Part::LatentHeads, latent),
+            (Part::Indexer, matches!(kind.selection, Selection::Own { .. })),
             (Part::AttnOutput, attention || kind.mixer == MixerKind::Linear),
             (Part::Recurrent, recurrent),
             (Part::FeedForward, kind.has_ffn),

@@ -13,7 +13,7 @@ use super::rotary::Rotary;
 use super::rows::{MAX_FORMS, packed_words};
 use super::weights::{AttentionWeights, Dense, FeedForward, Mixer, ResidualOrder, RopeDivisors, padded};
 use crate::error::MemoryError;
-use crate::kernels::attention::{AttendScratch, Attention, KvLayout, KvType, Slot};
+use crate::kernels::attention::{AttendScratch, Attention, KvLayout, KvType, SelectionScratch, Slot};
 use crate::kernels::panel::Matrix;
 use crate::pool::Pool;
 
@@ -84,6 +84,9 @@ pub(super) struct AttentionScratch {
     /// One per thread.
     pub(super) threads: Vec<AttendScratch>,
     pub(super) parts: Vec<f32>,
+    /// Keys, queries and factors of an indexer, and what it selected.
+    pub(super) index_rows: Vec<f32>,
+    pub(super) selection: SelectionScratch,
 }
 
 /// Buffers of expert routing.
@@ -131,6 +134,7 @@ pub(super) struct LayerEmbeddingScratch {
 struct Widths {
     wide: usize,
     words: usize,
+    index: usize,
 }
 
 /// A zeroed vector; the system commits its memory on first touch, so an oversized batch limit costs little.
@@ -221,6 +225,8 @@ impl Model {
             slots: budget.zeros(&[n]),
             threads: (0..pool.threads()).map(|_| AttendScratch::new(layout.layers())).collect(),
             parts: budget.zeros(&[parts_len]),
+            index_rows: budget.zeros(&[n, widths.index]),
+            selection: self.selection_scratch(n, n_ctx, &mut budget),
         };
         let scratch = Scratch {
             max_rows,
@@ -290,6 +296,13 @@ impl Model {
     /// Bytes of the recurrent state of a sequence; 0 for a model without recurrent layers.
     pub fn state_bytes(&self) -> usize {
         self.config.state_bytes()
+    }
+
+    fn selection_scratch(&self, n: usize, n_ctx: usize, budget: &mut Budget) -> SelectionScratch {
+        let (n, lists) = self.config.indexer.map_or((0, 1), |indexer| (n, indexer.lists()));
+        let [scores, blocks, words] = SelectionScratch::shapes(n, lists, n_ctx);
+        let [scores, blocks] = [scores, blocks].map(|shape| budget.zeros(&shape));
+        SelectionScratch { lists, n_ctx, scores, blocks, words: budget.zeros(&words) }
     }
 
     fn experts_scratch(&self, n: usize, budget: &mut Budget) -> ExpertsScratch {
@@ -391,6 +404,11 @@ impl Model {
             }
         }
         w.words = w.words.max(latent_words);
+        for indexer in self.weights.layers.iter().filter_map(|layer| layer.indexer.as_ref()) {
+            let (inputs, wide, k) = indexer.widths();
+            w.index = w.index.max(wide);
+            w.words = w.words.max(packed_words(1, forms(inputs.into_iter()), d)).max(packed_words(1, 1, k));
+        }
         w
     }
 }

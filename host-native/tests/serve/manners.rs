@@ -142,8 +142,7 @@ fn access_log(requests: impl FnOnce(&Server)) -> Vec<Value> {
     requests(&server);
     drop(server);
     let lines = BufReader::new(log).lines().map(|line| serde_json::from_str(&line.expect("text")).expect("JSON"));
-    let is_access =
-        |line: &Value| line["message"] == "request finished" && line["span"]["path"] != "/server/stats";
+    let is_access = |line: &Value| line["message"] == "request finished" && line["span"]["path"] != "/server/stats";
     lines.filter(is_access).collect()
 }
 

@@ -346,7 +346,7 @@ proptest! {
             let window = AttentionWindow { left: usize::MAX, right: 0, chunk: usize::MAX };
             let spans = [Span { row: 0, n: tokens, pos: past, pages: &pages }];
             let (q, q_stride) = (&q[..], group * dk);
-            Attention { kv, memory: &memory, n_head: group, window, soft_cap: None, alibi: None, bias: None, sinks: None, q, q_stride, spans: &spans }
+            Attention { kv, memory: &memory, n_head: group, window, soft_cap: None, alibi: None, bias: None, sinks: None, selected: None, q, q_stride, spans: &spans }
                 .run(cpu, &Inline, &mut out, &mut [AttendScratch::new(layout.layers())], &mut parts);
             out
         };
@@ -398,7 +398,7 @@ proptest! {
             let mut parts = vec![0.0; Attention::parts_len(&kv, n_head, tokens, all)];
             let mut run = |window, q: &[f32], span: Span<'_>| {
                 let mut out = vec![0.0; q.len() / dk * dv];
-                Attention { kv, memory: &memory, n_head, window, soft_cap, alibi, bias, sinks, q, q_stride: n_head * dk, spans: &[span] }
+                Attention { kv, memory: &memory, n_head, window, soft_cap, alibi, bias, sinks, selected: None, q, q_stride: n_head * dk, spans: &[span] }
                     .run(cpu, pool, &mut out, &mut scratch, &mut parts);
                 out
             };
@@ -419,7 +419,7 @@ proptest! {
             write_kv(cpu, &Inline, &kv, rows, &mut memory);
             let spans = [Span { row: 0, n: tokens, pos: past, pages: &pages }];
             let window = AttentionWindow { left: before, right: after, chunk: usize::MAX };
-            Attention { kv, memory: &memory, n_head, window, soft_cap, alibi, bias, sinks, q: &q, q_stride: n_head * dk, spans: &spans }
+            Attention { kv, memory: &memory, n_head, window, soft_cap, alibi, bias, sinks, selected: None, q: &q, q_stride: n_head * dk, spans: &spans }
                 .scores(cpu)
         };
         let lens: Vec<usize> = scores(Cpu::detect()).iter().map(Vec::len).collect();

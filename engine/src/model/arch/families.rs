@@ -1,8 +1,8 @@
 //! The table of model families.
 
 use super::{
-    Alibi, Arch, ExpertInput, Factors, Gating, HeadKind, LocalRope, OutputGate, Rotated, ScoreScale, Sections, Swiglu,
-    Temperature, YarnLog,
+    Alibi, Arch, ExpertInput, Factors, Gating, HeadKind, IndexerKind, LocalRope, OutputGate, Rotated, ScoreScale,
+    Sections, Swiglu, Temperature, YarnLog,
 };
 use crate::kernels::elementwise::Activation;
 use crate::kernels::norm::NormKind;
@@ -72,6 +72,7 @@ const BASE: Arch = Arch {
     positive_decay_factors: false,
     normed_residual: false,
     lightning: false,
+    indexer: None,
 };
 const LLAMA: Arch = Arch { name: "llama", rope: Some(RopeStyle::Interleaved), ..BASE };
 const GEMMA: Arch = Arch { name: "gemma", act: Activation::GeluTanh, embeddings_by_width: true, ..BASE };
@@ -304,6 +305,26 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "phimoe", norm: NormKind::Layer, ..BASE },
     Arch { name: "deepseek", rope: Some(RopeStyle::Interleaved), ..RAW_EXPERTS },
     DEEPSEEK2,
+    Arch {
+        name: "deepseek32",
+        indexer: Some(IndexerKind::Lightning(RopeStyle::NeoX)),
+        yarn_log: YarnLog::ScoresAndMagnitude,
+        ..DEEPSEEK2
+    },
+    Arch {
+        name: "glm-dsa",
+        indexer: Some(IndexerKind::Lightning(RopeStyle::Interleaved)),
+        gating: Gating::Sigmoid,
+        yarn_log: YarnLog::ScoresAndMagnitude,
+        ..DEEPSEEK2
+    },
+    Arch {
+        name: "dots3note",
+        rope: Some(RopeStyle::Interleaved),
+        indexer: Some(IndexerKind::Lightning(RopeStyle::NeoX)),
+        ..RAW_EXPERTS
+    },
+    Arch { name: "minimax-m3", indexer: Some(IndexerKind::Blocks), swiglu: Swiglu::Clamped(7.0), ..BASE },
     Arch { name: "mistral4", yarn_log: YarnLog::ScoresAndMagnitude, ..DEEPSEEK2 },
     Arch { name: "minicpm3", factors: Some(Factors { embedding: 12.0, depth: 1.4, width: 256.0 }), ..BASE },
     Arch { name: "plm", act: Activation::ReluSquared, ..LLAMA },

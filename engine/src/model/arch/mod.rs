@@ -148,6 +148,17 @@ pub struct Arch {
     pub mamba_by_heads: bool,
     /// Classification head of rerankers.
     pub head: HeadKind,
+    /// Indexers of sparse attention.
+    pub indexer: Option<IndexerKind>,
+}
+
+/// What the heads of an indexer select.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IndexerKind {
+    /// Positions, all heads together, by the sum of their weighted scores (DeepSeek-V3.2). RoPE pairs elements this way.
+    Lightning(RopeStyle),
+    /// Blocks of positions, each head for the KV head of its number (MiniMax-M3).
+    Blocks,
 }
 
 /// What `rope.scaling.yarn_log_multiplier`, m, means for a scaling factor f.

@@ -97,7 +97,7 @@ pub(super) fn heads(
             return Ok(HeadConfig::default());
         }
         if kinds[i].mixer == MixerKind::Latent {
-            return latent::heads(keys, n_embd);
+            return latent::heads(keys, n_embd, counts[i], local[i]);
         }
         let [key_dim, value_dim] = dims[usize::from(local[i])];
         let n_head = keys.in_range(name, Some(counts[i]), 1..=MAX_WIDTH)?;

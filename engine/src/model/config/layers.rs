@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use super::attention::{HeadConfig, heads, pattern};
 use super::rope::rotations;
-use super::{LayerConfig, MAX_WIDTH, RecurrentConfig};
+use super::{LayerConfig, MAX_WIDTH, RecurrentConfig, Selection};
 use crate::error::LoadError;
 use crate::kernels::attention::AttentionWindow;
 use crate::kernels::elementwise::Xielu;
@@ -105,6 +105,7 @@ pub(super) fn layers(
             output_scale: if rescale > 0 && (i + 1) % rescale == 0 { 0.5 } else { 1.0 },
             xielu: xielu.as_ref().map(|all| all[i]),
             shared_limit: shared_limits[i],
+            selection: Selection::All,
             mixer: kinds[i].mixer,
             has_ffn: kinds[i].has_ffn,
             attn_scale: scale.unwrap_or_else(|| {
@@ -151,6 +152,10 @@ pub(super) fn place(
         } else if mixer.has_attention() {
             layers[i].kv_layer = kv_layer;
             kv_layer += 1;
+            if let Selection::Own { kv_layer: index } = &mut layers[i].selection {
+                *index = kv_layer;
+                kv_layer += 1;
+            }
         }
         layers[i].state_at = state_at;
         state_at = state_at.saturating_add(if mixer.is_recurrent() { state_len } else { 0 });

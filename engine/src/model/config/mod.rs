@@ -8,6 +8,7 @@ mod rope;
 
 use alloc::format;
 use alloc::vec::Vec;
+use core::iter;
 
 pub use attention::{HeadConfig, TemperatureConfig};
 use attention::{slopes, temperature};
@@ -20,12 +21,12 @@ use passes::passes;
 use super::arch::{ARCHS, Alibi, Arch};
 use super::keys::Keys;
 use super::mixers;
-pub use super::mixers::{MixerKind, RecurrentConfig};
+pub use super::mixers::{IndexerConfig, MixerKind, RecurrentConfig, Selection};
 use super::residual_attention::MAX_KEPT;
 use super::rotary::{RopeConfig, ScalingKind};
 use crate::error::LoadError;
 use crate::gguf::Gguf;
-use crate::kernels::attention::{AttentionWindow, KvLayout, KvType};
+use crate::kernels::attention::{AttentionWindow, KvHeads, KvLayout, KvType};
 use crate::kernels::elementwise::Xielu;
 use crate::kernels::norm::NormKind;
 use crate::kernels::rope::RopeStyle;
@@ -99,6 +100,8 @@ pub struct Config {
     pub situ: Option<[f32; 2]>,
     /// Layers after which the residual stream is kept for all later ones; 0 if it is not.
     pub residual_block: usize,
+    /// Indexers of sparse attention, if the model has any.
+    pub indexer: Option<IndexerConfig>,
     /// Recurrent layers, if the model has any.
     pub recurrent: Option<RecurrentConfig>,
     /// Per-layer parameters.
@@ -114,6 +117,8 @@ pub struct LayerConfig {
     pub window: AttentionWindow,
     /// Index in [`Config::ropes`]; `None` for a layer without RoPE.
     pub rope: Option<usize>,
+    /// The positions that attention reads.
+    pub selection: Selection,
     /// What mixes the tokens of a sequence.
     pub mixer: MixerKind,
     /// Heads of attention; zero in layers without.
@@ -201,6 +206,8 @@ impl Config {
         let experts = experts(&keys, arch, n_embd, widths.into_iter().max().unwrap_or(0) as usize)?;
         let original_context = ropes.iter().find_map(|r| r.scaling).map_or(n_ctx_train, |s| s.original_context);
         let recurrent = mixers::read(&keys, arch, n_embd, &kinds, shards)?;
+        let rotated = ropes.iter().map(|rope| rope.n_rot).max().unwrap_or(0);
+        let indexer = mixers::indexer::read(&keys, arch, shards, &mut layers, rotated)?;
         place(&keys, arch, &mut layers, recurrent.as_ref())?;
         Ok(Config {
             arch: *arch,
@@ -238,6 +245,7 @@ impl Config {
             experts,
             situ: situ(&keys)?,
             residual_block: residual_block(&keys, n_layer)?,
+            indexer,
             recurrent,
             layers,
             n_nextn,
@@ -307,13 +315,20 @@ impl Config {
     /// The layout of the model's KV pages.
     pub fn kv_layout(&self, kv_type: KvType) -> KvLayout {
         let owners = self.layers.iter().filter(|l| l.mixer.has_attention() && l.owns_kv);
-        KvLayout::new(kv_type, owners.map(|l| l.heads.kv_heads()))
+        let index = |l: &LayerConfig| match (self.indexer, l.selection) {
+            (Some(indexer), Selection::Own { .. }) => Some(KvHeads::separate(1, indexer.key_dim, 0)),
+            _ => None,
+        };
+        KvLayout::new(kv_type, owners.flat_map(|l| iter::once(l.heads.kv_heads()).chain(index(l))))
     }
 
     /// The layout of pages for batches of whole texts whose keys and values no later batch reads: all layers have the
-    /// same bytes in turn, but for those whose keys and values other layers read.
+    /// same bytes in turn, but for those whose keys and values other layers read, and keys of indexers.
     pub fn batch_kv_layout(&self, kv_type: KvType) -> KvLayout {
-        let is_shared = |kv_layer: usize| self.layers.iter().any(|l| !l.owns_kv && l.kv_layer == kv_layer);
+        let is_shared = |kv_layer: usize| {
+            let index = Selection::Own { kv_layer };
+            self.layers.iter().any(|l| !l.owns_kv && l.kv_layer == kv_layer || l.selection == index)
+        };
         self.kv_layout(kv_type).in_turn(is_shared)
     }
 

@@ -22,7 +22,8 @@ use super::super::loader::LoadedTensors;
 use super::super::roles::{Layout, Part, Role, Scope, TensorRow, matrix, vector};
 use super::super::rows::{PackedColumns, columns, packed_words};
 use super::super::scratch::{AttentionScratch, StepScratch, zeros};
-use super::super::weights::{Linear, LinearGroup, Norm, linear, padded, required_norm};
+use super::super::weights::{Linear, LinearGroup, Norm, linear, norm, padded, required_norm};
+use super::indexer::IndexInput;
 use crate::error::LoadError;
 use crate::kernels::act::Floats;
 use crate::kernels::attention::{self, Attention, KvMemory, KvRows, MAX_GROUP, MAX_HEAD_DIM, MAX_LATENT_DIM};
@@ -52,22 +53,38 @@ impl LatentHeads {
     }
 }
 
-/// Reads the heads of a model of width `n_embd`.
-pub(in super::super) fn heads(keys: &Keys<'_, '_>, n_embd: usize) -> Result<HeadConfig, LoadError> {
-    let n_head = keys.size("attention.head_count", 1..=MAX_GROUP as u32)?;
-    let rank = keys.size("attention.kv_lora_rank", 1..=MAX_HEAD_DIM as u32)?;
+/// Keys of the sizes of layers with a window, which may differ, and of all layers.
+const RANK: [&str; 2] = ["attention.kv_lora_rank_swa", "attention.kv_lora_rank"];
+const ROPE: [&str; 2] = ["rope.dimension_count_swa", "rope.dimension_count"];
+const QUERY: [&str; 3] = ["attention.key_length_mla_swa", "attention.key_length_mla", "attention.key_length"];
+const VALUE: [&str; 3] = ["attention.value_length_mla_swa", "attention.value_length_mla", "attention.value_length"];
+
+/// Reads the heads of a layer of a model of width `n_embd`; `local` if the layer has a window.
+pub(in super::super) fn heads(
+    keys: &Keys<'_, '_>,
+    n_embd: usize,
+    n_head: u32,
+    local: bool,
+) -> Result<HeadConfig, LoadError> {
+    let n_head = keys.in_range("attention.head_count", Some(n_head), 1..=MAX_GROUP as u32)?;
+    let given = |names: &[&'static str]| {
+        let names = &names[usize::from(!local)..];
+        names.iter().copied().find(|name| keys.has(name)).unwrap_or(names[names.len() - 1])
+    };
+    let rank_name = given(&RANK);
+    let rank = keys.size(rank_name, 1..=MAX_HEAD_DIM as u32)?;
     if !rank.is_multiple_of(PANEL) {
-        return Err(keys.wrong("attention.kv_lora_rank", rank, format!("a multiple of {PANEL}")));
+        return Err(keys.wrong(rank_name, rank, format!("a multiple of {PANEL}")));
     }
-    let rope = keys.size("rope.dimension_count", 1..=(MAX_LATENT_DIM - MAX_HEAD_DIM) as u32)?;
+    let rope = keys.size(given(&ROPE), 1..=(MAX_LATENT_DIM - MAX_HEAD_DIM) as u32)?;
     // without the sizes of expanded heads, the others are meant
-    let size = |names: [&'static str; 2]| {
-        let given = names.into_iter().find(|name| keys.has(name)).unwrap_or(names[1]);
+    let size = |names: &[&'static str]| {
+        let given = given(names);
         let size = keys.u32(given)?.or(Some((n_embd / n_head) as u32));
         Ok::<_, LoadError>((given, keys.in_range(given, size, 1..=MAX_WIDTH / n_head as u32)?))
     };
-    let (name, query) = size(["attention.key_length_mla", "attention.key_length"])?;
-    let (_, value) = size(["attention.value_length_mla", "attention.value_length"])?;
+    let (name, query) = size(&QUERY)?;
+    let (_, value) = size(&VALUE)?;
     if query <= rope {
         return Err(keys.wrong(name, query, format!("more than rope.dimension_count, {rope}")));
     }
@@ -126,6 +143,8 @@ pub(in super::super) const TENSORS: &[TensorRow] = &[
     })
     .of(SPLIT)
     .excludes(FUSED_HEADS),
+    // of the rotated part, before the rotation
+    TensorRow::new("attn_k_norm.weight", |c, _| vector(sizes(c)?.1.rope)),
     // a gate per head or per element
     TensorRow::new("attn_gate.weight", |c, dims| {
         let (heads, latent) = sizes(c)?;
@@ -150,6 +169,8 @@ pub struct LatentWeights {
     query: Option<(Norm, Linear)>,
     /// Norm of the latent part of keys (rank).
     key_norm: Norm,
+    /// Norm of the rotated part of keys (rope).
+    rope_norm: Option<Norm>,
     /// (rank, nope), one per head.
     query_to_key: Vec<Matrix>,
     /// One per head; the last `value` rows project the head's output, (rows, rank).
@@ -195,6 +216,7 @@ impl LatentWeights {
             input: LinearGroup::separate(inputs),
             query,
             key_norm: required_norm(tensors, &name("attn_kv_a_norm"))?,
+            rope_norm: norm(tensors, &name("attn_k_norm"))?,
             query_to_key,
             to_value,
             output: linear(tensors, &name("attn_output"))?,
@@ -272,6 +294,7 @@ impl ForwardPass<'_, '_> {
             let x = Floats { x: input, stride };
             rows.matrix(&linear.w, linear.bias.as_deref(), x, queries, words);
         }
+        self.select(i, IndexInput { x, compressed: Floats { x: input, stride } }, s, memory, words);
         self.rotate_latent_keys(i, m, input, s);
         let key_dim = m.heads.key_dim;
         self.trace_stage(Stage::K, at, &mut columns(input, stride, k_at, key_dim));
@@ -294,6 +317,7 @@ impl ForwardPass<'_, '_> {
             alibi: None,
             bias: None,
             sinks: None,
+            selected: self.selected(i, &s.selection),
             q: key_queries,
             q_stride: key_query,
             spans: self.spans,
@@ -341,6 +365,9 @@ impl ForwardPass<'_, '_> {
         rows.each(input, m.input.stride, &|r, row| {
             let (latent, rotated) = row[k_at..k_at + m.heads.key_dim].split_at_mut(m.heads.value_dim);
             rows.norm_heads(&m.key_norm, latent);
+            if let Some(norm) = &m.rope_norm {
+                rows.norm_heads(norm, rotated);
+            }
             let (cos, sin) = turns(c, i, r, s);
             rope(rows.cpu, Rotation { style, cos, sin, scale: 1.0 }, rotated, m.sizes.rope);
         });
@@ -376,7 +403,7 @@ impl ForwardPass<'_, '_> {
 }
 
 /// Cosines and sines of row `r` in layer `i`; empty without RoPE.
-fn turns<'s>(c: &Config, i: usize, r: usize, s: &'s AttentionScratch) -> (&'s [f32], &'s [f32]) {
+pub(super) fn turns<'s>(c: &Config, i: usize, r: usize, s: &'s AttentionScratch) -> (&'s [f32], &'s [f32]) {
     let Some(rope) = c.layers[i].rope else { return Default::default() };
     let at = (r * c.ropes.len() + rope) * c.rope_pairs();
     let end = at + c.ropes[rope].n_rot / 2;

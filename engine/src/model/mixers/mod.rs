@@ -2,6 +2,7 @@
 //! tell which, or its numbers of heads.
 
 mod delta_net;
+pub(super) mod indexer;
 mod kda;
 pub(super) mod latent;
 mod lightning;
@@ -17,6 +18,7 @@ use alloc::format;
 use alloc::vec::Vec;
 
 pub use delta_net::{DeltaNet, DeltaNetConfig};
+pub use indexer::{IndexerConfig, IndexerWeights, Selection};
 pub use kda::{Kda, KdaConfig};
 pub use latent::{LatentHeads, LatentWeights};
 pub use lightning::{Lightning, LightningConfig};

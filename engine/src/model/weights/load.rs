@@ -16,7 +16,7 @@ use crate::math::{ln, sqrt};
 use crate::model::classifier::Classifier;
 use crate::model::config::{Config, MixerKind};
 use crate::model::loader::LoadedTensors;
-use crate::model::mixers::LatentWeights;
+use crate::model::mixers::{IndexerWeights, LatentWeights};
 use crate::model::projection;
 use crate::model::roles::tensor_error;
 
@@ -315,6 +315,7 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
     Ok(Layer {
         order,
         mixer,
+        indexer: IndexerWeights::load(c, tensors, i)?,
         second_norm: norm(tensors, &name("attn_norm_2"))?,
         post_attn_norm: norm(tensors, &name("post_attention_norm"))?.map(with_eps),
         ffn,

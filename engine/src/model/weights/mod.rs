@@ -10,7 +10,7 @@ pub(super) use load::{linear, missing, norm, required_norm, transposed};
 
 use super::classifier::Classifier;
 use super::config::Config;
-pub use super::mixers::{ChannelMix, LatentWeights, Recurrent};
+pub use super::mixers::{ChannelMix, IndexerWeights, LatentWeights, Recurrent};
 use crate::kernels::panel::{Matrix, PANEL};
 
 /// A matrix and its bias: `y = w x + b`.
@@ -231,6 +231,8 @@ pub struct Layer {
     pub attn_norm: Option<Norm>,
     /// What mixes the tokens.
     pub mixer: Mixer,
+    /// Selects the positions that attention reads.
+    pub indexer: Option<IndexerWeights>,
     /// A second norm after the mixer, of the sum with the layer's input (n_embd).
     pub second_norm: Option<Norm>,
     /// Norm after the mixer (n_embd).
@@ -384,6 +386,7 @@ impl Layer {
         if let ResidualOrder::AltUp(altup) = &self.order {
             all.extend([&altup.router.w, &altup.laurel.left.w, &altup.laurel.right.w]);
         }
+        all.extend(self.indexer.iter().flat_map(IndexerWeights::matrices));
         all.extend(self.embedding.iter().flat_map(|e| [&e.gate.w, &e.proj.w]));
         match &self.ffn {
             FeedForward::None => {}

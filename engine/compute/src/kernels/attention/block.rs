@@ -56,7 +56,7 @@ impl AttentionBlock<'_> {
     }
 
     /// The query head of a column.
-    fn query_head(&self, column: usize) -> usize {
+    pub(super) fn query_head(&self, column: usize) -> usize {
         self.query_heads.start + column % self.group()
     }
 
@@ -68,7 +68,7 @@ impl AttentionBlock<'_> {
 
     /// Gathers the queries of the block into `q`, (columns, key_dim); rounds them to 13 bits if keys are f16.
     #[inline(always)]
-    fn queries<'q>(&self, k: &impl ChunkKernel, q: &'q mut [f32]) -> &'q [f32] {
+    pub(super) fn queries<'q>(&self, k: &impl ChunkKernel, q: &'q mut [f32]) -> &'q [f32] {
         let (group, d) = (self.group(), self.kv().heads.key_dim);
         let q = &mut q[..self.tokens * group * d];
         for (c, q) in q.chunks_exact_mut(d).enumerate() {
@@ -96,6 +96,43 @@ impl AttentionBlock<'_> {
         for (t, s) in s.iter_mut().enumerate() {
             *s += slope * -((chunk * CHUNK + t).abs_diff(pos) as f32);
         }
+    }
+
+    /// The pages, among those of `tokens` of the chunk, that have a selected position of any token of the block, as runs
+    /// of whole pages.
+    fn runs(&self, chunk: usize, tokens: Range<usize>) -> impl Iterator<Item = Range<usize>> + Clone {
+        let (first, last) = (tokens.start / PAGE, tokens.end.div_ceil(PAGE));
+        let is_read: [bool; CHUNK / PAGE] = core::array::from_fn(|page| {
+            let is_selected = |row| self.selected(chunk, row).is_none_or(|words| words[page] != 0);
+            (first..last).contains(&page) && (self.row..self.row + self.tokens).any(is_selected)
+        });
+        let mut page = first;
+        core::iter::from_fn(move || {
+            let start = (page..last).find(|page| is_read[*page])?;
+            let end = (start..last).find(|page| !is_read[*page]).unwrap_or(last);
+            page = end;
+            Some(start * PAGE..tokens.end.min(end * PAGE))
+        })
+    }
+
+    /// The selected positions of a row in a chunk, a word per page, padded by zeros.
+    fn selected(&self, chunk: usize, row: usize) -> Option<[u16; CHUNK / PAGE]> {
+        let words = self.of.selected?.of(row, self.head);
+        let mut of_chunk = [0; CHUNK / PAGE];
+        of_chunk.iter_mut().zip(&words[chunk * CHUNK / PAGE..]).for_each(|(to, from)| *to = *from);
+        Some(of_chunk)
+    }
+
+    /// Sets the scores of positions that are not selected to -inf. Returns whether one of `seen` is selected.
+    fn mask(&self, chunk: usize, row: usize, seen: Range<usize>, s: &mut [f32]) -> bool {
+        let Some(words) = self.selected(chunk, row) else { return !seen.is_empty() };
+        let mut any = false;
+        for (t, s) in seen.clone().zip(&mut s[seen]) {
+            let is_selected = words[t / PAGE] >> (t % PAGE) & 1 != 0;
+            any |= is_selected;
+            *s = if is_selected { *s } else { f32::NEG_INFINITY };
+        }
+        any
     }
 
     /// Whether `chunk` is in range and its token `token` exists.
@@ -162,11 +199,15 @@ impl<'a> ChunkOp<'a> for AttendOp<'a> {
             if last.end == 0 || first.start == CHUNK {
                 continue;
             }
-            let (from, n) = (first.start / PAGE * PAGE, last.end);
-            k.scores(chunk, n, q, scores, wide);
+            let runs = a.runs(chunk, first.start / PAGE * PAGE..last.end);
+            let Some(n) = runs.clone().last().map(|run| run.end) else { continue };
+            for run in runs.clone() {
+                k.scores(chunk, run, q, scores, wide);
+            }
             let mut here = [SoftmaxState { m: 0.0, l: 0.0 }; MAX_COLUMNS];
             for (c, (scores, here)) in scores.iter_mut().zip(&mut here).enumerate() {
                 let seen = a.attended(chunk, a.pos + c / group);
+                let seen = seen.start.min(n)..seen.end.min(n);
                 let s = &mut scores[..n.next_multiple_of(PAGE)];
                 if seen.is_empty() {
                     s.fill(0.0);
@@ -178,9 +219,15 @@ impl<'a> ChunkOp<'a> for AttendOp<'a> {
                 a.add_distances(chunk, c, a.pos + c / group, s);
                 s[..seen.start].fill(f32::NEG_INFINITY);
                 s[seen.end..].fill(f32::NEG_INFINITY);
+                if !a.mask(chunk, a.row + c / group, seen, s) {
+                    s.fill(0.0);
+                    continue;
+                }
                 *here = k.softmax(s);
             }
-            k.values(chunk, from..n, scores, part, wide);
+            for (i, tokens) in runs.enumerate() {
+                k.values(ChunkTokens { chunk, tokens, accumulate: i > 0 }, scores, part, wide);
+            }
             let columns = total.chunks_exact_mut(dims).zip(part.chunks_exact(dims)).zip(running.iter_mut().zip(&here));
             for ((total, part), (running, here)) in columns {
                 running.merge(
@@ -237,7 +284,7 @@ impl<'a> ChunkOp<'a> for ScoresOp<'a> {
             if seen.is_empty() {
                 continue;
             }
-            k.scores(chunk, seen.end, q, scores, &mut self.scratch.wide);
+            k.scores(chunk, 0..seen.end, q, scores, &mut self.scratch.wide);
             if let Some(cap) = a.of.soft_cap {
                 for s in scores.iter_mut() {
                     k.soft_cap(&mut s[..seen.end.next_multiple_of(PAGE)], cap);
@@ -246,24 +293,37 @@ impl<'a> ChunkOp<'a> for ScoresOp<'a> {
             for (c, s) in scores.iter_mut().enumerate() {
                 a.add_distances(chunk, c, a.pos, &mut s[..seen.end]);
             }
-            self.out.iter_mut().zip(&*scores).for_each(|(out, s)| out.extend_from_slice(&s[seen.clone()]));
+            let words = a.selected(chunk, a.row);
+            let is_attended = |t: &usize| words.is_none_or(|words| words[t / PAGE] >> (t % PAGE) & 1 != 0);
+            for (out, s) in self.out.iter_mut().zip(&*scores) {
+                out.extend(seen.clone().filter(is_attended).map(|t| s[t]));
+            }
         }
     }
+}
+
+/// Tokens of a chunk, from a whole page on, whose weighted values are summed.
+#[derive(Clone)]
+pub(super) struct ChunkTokens {
+    pub(super) chunk: usize,
+    pub(super) tokens: Range<usize>,
+    /// Whether the sum continues the one in the output.
+    pub(super) accumulate: bool,
 }
 
 /// What an instruction set implements: scores, softmax and weighted values of one chunk.
 pub(super) trait ChunkKernel {
     /// `q = narrow(q)`, see `narrow.rs`.
     fn narrow(&self, q: &mut [f32]);
-    /// `scores[c][t]` for the first `n` tokens of the chunk and the queries `q` (columns, key_dim). Scores up to the
-    /// next whole page are arbitrary.
-    fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], wide: &mut [f32]);
+    /// `scores[c][t]` for `tokens` of the chunk, from a whole page on, and the queries `q` (columns, key_dim). Scores up
+    /// to the next whole page are arbitrary.
+    fn scores(&self, chunk: usize, tokens: Range<usize>, q: &[f32], scores: &mut [[f32; CHUNK]], wide: &mut [f32]);
     /// `s = cap * tanh(s / cap)`; `s` is a multiple of 16 long.
     fn soft_cap(&self, s: &mut [f32], cap: f32);
     /// Replaces `s`, a multiple of 16 long, by `exp(s - max)`; returns the maximum and the sum.
     fn softmax(&self, s: &mut [f32]) -> SoftmaxState;
-    /// `o[c][d] = sum_t p[c][t] * v[t][d]` over `tokens` of the chunk; `o` is (columns, value_dims).
-    fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32], wide: &mut [f32]);
+    /// `o[c][d] = sum_t p[c][t] * v[t][d]` over tokens of a chunk; `o` is (columns, value_dims).
+    fn values(&self, tokens: ChunkTokens, p: &[[f32; CHUNK]], o: &mut [f32], wide: &mut [f32]);
     /// `total = total * a + part * b`.
     fn blend(&self, total: &mut [f32], a: f32, part: &[f32], b: f32);
 }

@@ -13,7 +13,7 @@ use super::super::f32_tile::{AsF16, AsF32, Elem, Exact, F32Tile, columns_at_once
 use super::super::narrow::{narrow_lanes, round13_lanes};
 use super::super::norm::{VIRTUAL_LANES, max, reduce};
 use super::super::simd::{Simd, each};
-use super::block::{ANY, AttentionBlock, ChunkKernel, F16, F32};
+use super::block::{ANY, AttentionBlock, ChunkKernel, ChunkTokens, F16, F32};
 use super::softmax_state::SoftmaxState;
 use super::{CHUNK, MAX_LATENT_DIM, PAGE, WEIGHT_LOW, WIDE};
 
@@ -90,12 +90,12 @@ fn softmax_lanes<S: Simd>(s: S, low: f32, narrow: bool, p: &mut [f32]) -> Softma
 
 impl<S: Simd, const KV: usize> ChunkKernel for LaneKernel<'_, S, KV> {
     #[inline(always)]
-    fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], wide: &mut [f32]) {
-        self.touch_lines((0..n).step_by(PAGE).map(|t| self.a.keys(chunk, t)));
+    fn scores(&self, chunk: usize, tokens: Range<usize>, q: &[f32], scores: &mut [[f32; CHUNK]], wide: &mut [f32]) {
+        self.touch_lines(tokens.clone().step_by(PAGE).map(|t| self.a.keys(chunk, t)));
         match self.kv_type() {
-            F32 => self.float_scores::<AsF32, AsF32>(chunk, n, q, scores, wide),
-            F16 => self.float_scores::<Exact<AsF16>, Exact<AsF32>>(chunk, n, q, scores, wide),
-            _ => self.int8_scores(chunk, n, q, scores),
+            F32 => self.float_scores::<AsF32, AsF32>(chunk, tokens, q, scores, wide),
+            F16 => self.float_scores::<Exact<AsF16>, Exact<AsF32>>(chunk, tokens, q, scores, wide),
+            _ => self.int8_scores(chunk, tokens, q, scores),
         }
     }
 
@@ -123,13 +123,14 @@ impl<S: Simd, const KV: usize> ChunkKernel for LaneKernel<'_, S, KV> {
     }
 
     #[inline(always)]
-    fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32], wide: &mut [f32]) {
+    fn values(&self, tokens: ChunkTokens, p: &[[f32; CHUNK]], o: &mut [f32], wide: &mut [f32]) {
         if !self.a.kv().heads.latent {
-            self.touch_lines(tokens.clone().step_by(PAGE).map(|t| self.a.values(chunk, t)));
+            let ChunkTokens { chunk, tokens, .. } = tokens.clone();
+            self.touch_lines(tokens.step_by(PAGE).map(|t| self.a.values(chunk, t)));
         }
         match self.kv_type() {
-            F32 => self.float_values::<AsF32, AsF32>(chunk, tokens, p, o, wide),
-            _ => self.float_values::<Exact<AsF16>, Exact<AsF32>>(chunk, tokens, p, o, wide),
+            F32 => self.float_values::<AsF32, AsF32>(tokens, p, o, wide),
+            _ => self.float_values::<Exact<AsF16>, Exact<AsF32>>(tokens, p, o, wide),
         }
     }
 
@@ -152,14 +153,13 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
     fn float_scores<E: Elem, W: Elem>(
         &self,
         chunk: usize,
-        n: usize,
+        tokens: Range<usize>,
         q: &[f32],
         scores: &mut [[f32; CHUNK]],
         wide: &mut [f32],
     ) {
         let d = self.a.kv().heads.key_dim;
-        let tokens = n.next_multiple_of(PAGE);
-        let mut t = 0;
+        let (mut t, tokens) = (tokens.start, tokens.end.next_multiple_of(PAGE));
         while t < tokens {
             let rv = S::TILE_F32.rv.min((tokens - t) / S::LANES);
             if self.is_worth_widening::<E>(scores.len()) {
@@ -207,8 +207,7 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
     #[inline(always)]
     fn float_values<E: Elem, W: Elem>(
         &self,
-        chunk: usize,
-        tokens: Range<usize>,
+        ChunkTokens { chunk, tokens, accumulate }: ChunkTokens,
         p: &[[f32; CHUNK]],
         o: &mut [f32],
         wide: &mut [f32],
@@ -217,7 +216,7 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
         let widen = latent || self.is_worth_widening::<E>(p.len());
         let depth = if widen { WIDE } else { PAGE };
         for t in tokens.clone().step_by(depth) {
-            let (n, accumulate) = (depth.min(tokens.end - t), t > tokens.start);
+            let (n, accumulate) = (depth.min(tokens.end - t), accumulate || t > tokens.start);
             if latent {
                 self.gather_latents(chunk, t..t + n, wide);
                 let values = wide.as_ptr().cast();
@@ -320,7 +319,7 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
     }
 
     #[inline(always)]
-    fn int8_scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]]) {
+    fn int8_scores(&self, chunk: usize, tokens: Range<usize>, q: &[f32], scores: &mut [[f32; CHUNK]]) {
         const NC: usize = 4;
         let (s, a, d) = (self.s, self.a, self.a.kv().heads.key_dim);
         let (groups, (parts, n_parts)) = (d.div_ceil(4), a.kv().heads.scaled_parts());
@@ -339,7 +338,7 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
                 }
                 write_groups(encoding, &q8[..groups * 4], NC, c, &mut packed);
             }
-            for t in (0..n).step_by(S::LANES) {
+            for t in tokens.clone().step_by(S::LANES) {
                 let keys = a.keys(chunk, t);
                 for (i, part) in parts.iter().enumerate() {
                     // SAFETY: a head's keys are `groups` lines of 64 bytes and 16 scales of each part; `packed` holds

@@ -14,6 +14,9 @@
 //! decode can change a bit. Int8 keys: `s = f32(sum q8*k8) * (d_k * d_q)`, with a scale per token and head. With f16
 //! keys q is rounded to 13 bits first, with f16 values p is: then all products are exact and may be fused with the
 //! addition.
+//!
+//! With a selection of positions (`select.rs`) the scores of all others are -inf. Pages and chunks without a selected
+//! position are left out, which changes no bit: their weights would be 0.
 
 mod block;
 mod kv;
@@ -21,6 +24,7 @@ mod lanes;
 mod latent;
 mod memory;
 mod scalar;
+mod select;
 mod softmax_state;
 
 use alloc::vec;
@@ -32,6 +36,7 @@ use crate::pool::Pool;
 use block::{AttentionBlock, BlockOutput, ScoresOp, run_chunk_op};
 pub use kv::{KvHeads, KvLayer, KvLayout, KvRows, KvType, MAX_HEAD_DIM, MAX_LATENT_DIM, PAGE, Slot, write_kv};
 pub use memory::KvMemory;
+pub use select::{Indexer, Selected, SelectionRule, SelectionScratch};
 use softmax_state::{PartRows, combine};
 
 /// Tokens of a chunk.
@@ -104,6 +109,8 @@ pub struct Attention<'a> {
     pub bias: Option<DistanceBias<'a>>,
     /// A score per query head that takes part in the softmax without a value (gpt-oss).
     pub sinks: Option<&'a [f32]>,
+    /// The positions that each row attends to, of those in its window; at least one of them. `None` for all.
+    pub selected: Option<Selected<'a>>,
     /// Queries, (rows, n_head * key_dim), scaled and rotated, `q_stride` floats from one row to the next.
     pub q: &'a [f32],
     /// Floats from one row of `q` to the next.

@@ -8,7 +8,7 @@ use super::super::elementwise::soft_cap_one;
 use super::super::exp::{exp, exp_above};
 use super::super::narrow::{narrow, round13};
 use super::super::norm::{VIRTUAL_LANES, max, reduce};
-use super::block::{AttentionBlock, ChunkKernel};
+use super::block::{AttentionBlock, ChunkKernel, ChunkTokens};
 use super::latent::{int8_at, int8_scales, int8_value};
 use super::softmax_state::SoftmaxState;
 use super::{CHUNK, KvLayer, KvType, MAX_LATENT_DIM, PAGE, WEIGHT_LOW};
@@ -42,10 +42,10 @@ fn latent_value(kv: &KvLayer, keys: &[u8], d: usize, t: usize) -> f32 {
 }
 
 impl ChunkKernel for ScalarKernel<'_> {
-    fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], _: &mut [f32]) {
+    fn scores(&self, chunk: usize, tokens: Range<usize>, q: &[f32], scores: &mut [[f32; CHUNK]], _: &mut [f32]) {
         let (a, kv, d) = (self.0, self.0.kv(), self.0.kv().heads.key_dim);
         for (q, scores) in q.chunks_exact(d).zip(scores) {
-            for (t, score) in scores[..n].iter_mut().enumerate() {
+            for (t, score) in tokens.clone().zip(&mut scores[tokens.clone()]) {
                 let keys = a.keys(chunk, t);
                 let t = t % PAGE;
                 *score = match kv.kv_type {
@@ -94,10 +94,13 @@ impl ChunkKernel for ScalarKernel<'_> {
         SoftmaxState { m, l: reduce(lanes, |a, b| a + b) }
     }
 
-    fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32], _: &mut [f32]) {
+    fn values(&self, tokens: ChunkTokens, p: &[[f32; CHUNK]], o: &mut [f32], _: &mut [f32]) {
+        let ChunkTokens { chunk, tokens, accumulate } = tokens;
         let (a, kv) = (self.0, self.0.kv());
         for (p, o) in p.iter().zip(o.chunks_exact_mut(kv.value_dims())) {
-            o.fill(0.0);
+            if !accumulate {
+                o.fill(0.0);
+            }
             for t in tokens.clone() {
                 if kv.heads.latent {
                     let keys = a.keys(chunk, t);

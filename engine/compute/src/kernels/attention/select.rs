@@ -1,0 +1,227 @@
+//! Sparse attention: an indexer selects the positions that a token attends to. It has keys of its own, one per
+//! position, in a layer of the KV pages.
+//!
+//! ```text
+//! s[t] = sum_h w[h] * max(q[h] . k[t], 0)     h ascending, from 0 (DeepSeek-V3.2's lightning indexer); or
+//! s[t] = q[h] . k[t]                          for each KV head h by itself (MiniMax-M3)
+//! b[j] = max s[t] over the positions t of block j up to the token's own; infinite for the last `local` blocks
+//! ```
+//!
+//! Positions of the `top_k` blocks with the largest b are selected, of equal ones those of the lower positions. Products
+//! `q . k` are scores of attention (`block.rs`), so a selection depends on nothing but tokens and positions.
+
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use super::block::{AttentionBlock, ChunkKernel, ChunkOp, run_chunk_op};
+use super::{AttendScratch, Attention, CHUNK, MAX_COLUMNS, PAGE, Span};
+use crate::kernels::act::Floats;
+use crate::kernels::{Cpu, SharedOut, tasks};
+use crate::pool::Pool;
+
+/// Rows whose scores are held at a time.
+const ROWS: usize = 8;
+
+/// How many positions are selected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SelectionRule {
+    /// Number of selected blocks, at least 1.
+    pub top_k: usize,
+    /// Positions of a block, at least 1.
+    pub block: usize,
+    /// The last blocks up to the token's own that are selected whatever their scores.
+    pub local: usize,
+}
+
+/// Selected positions of the rows of a batch: a bit per position, a word per page.
+#[derive(Clone, Copy)]
+pub struct Selected<'a> {
+    words: &'a [u16],
+    lists: usize,
+    n_pages: usize,
+}
+
+impl<'a> Selected<'a> {
+    /// The pages of a row. If there is one list for all KV heads, `head` has no effect.
+    pub(super) fn of(self, row: usize, head: usize) -> &'a [u16] {
+        let list = if self.lists == 1 { 0 } else { head };
+        &self.words[(row * self.lists + list) * self.n_pages..][..self.n_pages]
+    }
+}
+
+/// Memory of a selection.
+pub struct SelectionScratch {
+    /// Selections of a row: 1, or one per KV head.
+    pub lists: usize,
+    /// Longest sequence in tokens.
+    pub n_ctx: usize,
+    /// (chunks, rows, lists, [`CHUNK`]): scores of some rows.
+    pub scores: Vec<f32>,
+    /// (rows, lists, 2, positions): scores of blocks, and a copy to sort.
+    pub blocks: Vec<f32>,
+    /// (rows of the batch, lists, pages): the result.
+    pub words: Vec<u16>,
+}
+
+impl SelectionScratch {
+    /// Shapes of `scores`, `blocks` and `words` for batches of `rows`.
+    pub fn shapes(rows: usize, lists: usize, n_ctx: usize) -> [[usize; 3]; 3] {
+        let held = rows.min(ROWS);
+        let positions = n_ctx.next_multiple_of(CHUNK);
+        [[held, lists, positions], [held, lists, 2 * positions], [rows, lists, n_ctx.div_ceil(PAGE)]]
+    }
+
+    /// The selection.
+    pub fn selected(&self) -> Selected<'_> {
+        Selected { words: &self.words, lists: self.lists, n_pages: self.n_ctx.div_ceil(PAGE) }
+    }
+}
+
+/// The indexer of a layer, for the rows of a batch.
+pub struct Indexer<'a> {
+    /// Its keys and queries: causal attention, of which only the products are used.
+    pub attention: Attention<'a>,
+    /// Factors of the heads, (rows, n_head), with all heads selecting together; `None` if each selects for a KV head of
+    /// its own.
+    pub weights: Option<Floats<'a>>,
+    /// How many positions are selected.
+    pub rule: SelectionRule,
+}
+
+impl Indexer<'_> {
+    /// Selects the positions of all rows; `threads` must have an element per thread.
+    ///
+    /// # Panics
+    /// If spans or rows are outside a buffer.
+    pub fn run(&self, cpu: Cpu, pool: &dyn Pool, threads: &mut [AttendScratch], s: &mut SelectionScratch) {
+        let (lists, n_pages) = (s.lists, s.n_ctx.div_ceil(PAGE));
+        assert!(lists == if self.weights.is_some() { 1 } else { self.attention.n_head });
+        assert!(self.rule.top_k > 0 && self.rule.block > 0);
+        let stride = 2 * s.n_ctx.next_multiple_of(CHUNK);
+        for span in self.attention.spans {
+            for first in (0..span.n).step_by(ROWS) {
+                let rows = first..span.n.min(first + ROWS);
+                let (start, n) = (span.pos + first, rows.len() * lists);
+                if (span.pos + rows.end).div_ceil(self.rule.block) > self.rule.top_k {
+                    self.score((cpu, pool), span, rows, threads, &mut s.scores);
+                }
+                let scores = &s.scores;
+                let words = &mut s.words[(span.row + first) * lists * n_pages..][..n * n_pages];
+                let blocks = &mut s.blocks[..n * stride];
+                tasks::chunks2(pool, (blocks, stride), (words, n_pages), &|i, blocks, words| {
+                    let score = |t: usize| scores[(t / CHUNK * n + i) * CHUNK + t % CHUNK];
+                    choose(self.rule, start + i / lists, score, blocks, words);
+                });
+            }
+        }
+    }
+
+    /// Computes the scores of some rows of a span.
+    fn score(
+        &self,
+        (cpu, pool): (Cpu, &dyn Pool),
+        span: &Span<'_>,
+        rows: Range<usize>,
+        threads: &mut [AttendScratch],
+        scores: &mut [f32],
+    ) {
+        let a = &self.attention;
+        let lists = if self.weights.is_some() { 1 } else { a.n_head };
+        let (n_chunks, len) = ((span.pos + rows.end).div_ceil(CHUNK), rows.len() * lists * CHUNK);
+        assert!(a.kv.heads.is_supported() && a.kv.heads.n == 1 && span.end().div_ceil(PAGE) <= span.pages.len());
+        assert!(threads.iter().all(|s| s.dims >= a.kv.heads.key_dim), "scratch made for a smaller head");
+        let scores = SharedOut::new(&mut scores[..n_chunks * len]);
+        tasks::with_state(pool, n_chunks, threads, &|chunk, scratch| {
+            // SAFETY: each chunk has its own part of the scores.
+            let out = unsafe { scores.slice(chunk * len, len) };
+            out.fill(0.0);
+            for query_heads in a.query_heads(0) {
+                let step = MAX_COLUMNS / query_heads.len();
+                for first in rows.clone().step_by(step) {
+                    let tokens = step.min(rows.end - first);
+                    let (pos, row, query_heads) = (span.pos + first, span.row + first, query_heads.clone());
+                    let chunks = chunk..chunk + 1;
+                    let block = AttentionBlock { of: a, head: 0, query_heads, span, row, tokens, pos, chunks };
+                    let out = &mut out[(first - rows.start) * lists * CHUNK..][..tokens * lists * CHUNK];
+                    let op = IndexOp { a: &block, weights: self.weights, scratch: &mut *scratch, out };
+                    run_chunk_op(cpu, op);
+                }
+            }
+        });
+    }
+}
+
+/// Adds the scores of some heads of a block of tokens, in one chunk.
+struct IndexOp<'a> {
+    a: &'a AttentionBlock<'a>,
+    weights: Option<Floats<'a>>,
+    scratch: &'a mut AttendScratch,
+    /// (tokens, lists, [`CHUNK`])
+    out: &'a mut [f32],
+}
+
+impl<'a> ChunkOp<'a> for IndexOp<'a> {
+    fn attend(&self) -> &'a AttentionBlock<'a> {
+        self.a
+    }
+
+    #[inline(always)]
+    fn run(self, k: &impl ChunkKernel) {
+        let (a, chunk, group) = (self.a, self.a.chunks.start, self.a.group());
+        let n = (a.pos + a.tokens).saturating_sub(chunk * CHUNK).min(CHUNK);
+        if n == 0 {
+            return;
+        }
+        let q = a.queries(k, &mut self.scratch.q);
+        let scores = &mut self.scratch.scores[..a.tokens * group];
+        k.scores(chunk, 0..n, q, scores, &mut self.scratch.wide);
+        let lists = self.out.len() / (a.tokens * CHUNK);
+        for (c, scores) in scores.iter().enumerate() {
+            let (token, head) = (c / group, a.query_head(c));
+            match self.weights {
+                Some(Floats { x, stride }) => {
+                    let weight = x[(a.row + token) * stride + head];
+                    let out = &mut self.out[token * CHUNK..][..n];
+                    for (out, s) in out.iter_mut().zip(scores) {
+                        *out += weight * if *s > 0.0 { *s } else { 0.0 };
+                    }
+                }
+                None => self.out[(token * lists + head) * CHUNK..][..n].copy_from_slice(&scores[..n]),
+            }
+        }
+    }
+}
+
+/// Selects among the positions `0..=pos` by their scores.
+fn choose(rule: SelectionRule, pos: usize, score: impl Fn(usize) -> f32, memory: &mut [f32], words: &mut [u16]) {
+    let words = &mut words[..pos / PAGE + 1];
+    let n = pos / rule.block + 1;
+    if n <= rule.top_k {
+        return words.fill(u16::MAX);
+    }
+    let positions = |j: usize| j * rule.block..((j + 1) * rule.block).min(pos + 1);
+    let (blocks, sorted) = memory.split_at_mut(memory.len() / 2);
+    let (blocks, sorted) = (&mut blocks[..n], &mut sorted[..n]);
+    for (j, best) in blocks.iter_mut().enumerate() {
+        *best = match j + rule.local >= n {
+            true => f32::INFINITY,
+            // NaN counts as the lowest score
+            false => positions(j).map(&score).fold(f32::NEG_INFINITY, |m, s| if s > m { s } else { m }),
+        };
+    }
+    sorted.copy_from_slice(blocks);
+    let (_, &mut least, _) = sorted.select_nth_unstable_by(rule.top_k - 1, |a, b| b.total_cmp(a));
+    let mut ties = rule.top_k - blocks.iter().filter(|best| **best > least).count();
+    words.fill(0);
+    for (j, best) in blocks.iter().enumerate() {
+        if *best == least && ties > 0 {
+            ties -= 1;
+        } else if *best <= least {
+            continue;
+        }
+        positions(j).for_each(|t| words[t / PAGE] |= 1 << (t % PAGE));
+    }
+}
+
+#[cfg(test)]
+mod tests;

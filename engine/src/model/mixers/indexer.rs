@@ -1,0 +1,296 @@
+//! Indexers of sparse attention, which select the positions that a token attends to (`kernels/attention/select.rs`):
+//!
+//! ```text
+//! q[h] = rope((W_q c)[h]);  k = rope(layer_norm(W_k x));  w = W_w x      one key for all heads; c: compressed queries
+//! q[h] = rope(norm((W_q x)[h]));  k = rope(norm(W_k x))                  for each KV head h (MiniMax-M3)
+//! ```
+//!
+//! The transform that implementations apply to queries and keys before they quantise them (Hadamard) is left out, and a
+//! common factor of the weights too: neither changes the order of scores.
+
+use alloc::format;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::super::arch::{Arch, IndexerKind};
+use super::super::block::ForwardPass;
+use super::super::config::{Config, LayerConfig, MAX_CONTEXT, MixerKind};
+use super::super::keys::Keys;
+use super::super::loader::LoadedTensors;
+use super::super::roles::{Part, Scope, TensorRow, matrix, vector};
+use super::super::scratch::AttentionScratch;
+use super::super::weights::{Linear, LinearGroup, Norm, linear, padded, required_norm};
+use super::latent::turns;
+use crate::error::LoadError;
+use crate::gguf::Gguf;
+use crate::kernels::act::Floats;
+use crate::kernels::attention::{
+    self, Attention, AttentionWindow, Indexer, KvMemory, KvRows, MAX_GROUP, MAX_HEAD_DIM, Selected, SelectionRule,
+    SelectionScratch,
+};
+use crate::kernels::norm::{NormKind, NormWeights, norm_in_place};
+use crate::kernels::panel::Matrix;
+use crate::kernels::rope::{RopeStyle, Rotation, rope};
+
+/// Epsilon of the LayerNorm of keys; files do not state it.
+const KEY_NORM_EPS: f32 = 1e-6;
+
+/// Sizes of the indexers of a model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct IndexerConfig {
+    /// What the heads select, and the pairs that RoPE rotates.
+    pub kind: IndexerKind,
+    /// Number of query heads.
+    pub n_head: usize,
+    /// Elements of a query or key.
+    pub key_dim: usize,
+    /// How many positions are selected.
+    pub rule: SelectionRule,
+}
+
+impl IndexerConfig {
+    /// Selections per token: one for all KV heads, or one for each.
+    pub fn lists(&self) -> usize {
+        if matches!(self.kind, IndexerKind::Lightning(_)) { 1 } else { self.n_head }
+    }
+}
+
+/// The positions that a layer attends to, of those in its window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Selection {
+    /// All.
+    All,
+    /// Those that its own indexer selects, whose keys are at this index in KV pages.
+    Own {
+        /// Index of the keys in KV pages.
+        kv_layer: usize,
+    },
+    /// Those that the layer before it attends to.
+    Previous,
+}
+
+/// Reads the sizes of the indexers, and which layers have one: those that the file lists, or those with the tensors.
+pub(in super::super) fn read(
+    keys: &Keys<'_, '_>,
+    arch: &Arch,
+    shards: &[Gguf<'_>],
+    layers: &mut [LayerConfig],
+    rotated: usize,
+) -> Result<Option<IndexerConfig>, LoadError> {
+    let Some(kind) = arch.indexer else { return Ok(None) };
+    let n_head = keys.size("attention.indexer.head_count", 1..=MAX_GROUP as u32)?;
+    let key_dim = keys.size("attention.indexer.key_length", 1..=MAX_HEAD_DIM as u32)?;
+    if rotated > key_dim {
+        return Err(keys.wrong(
+            "attention.indexer.key_length",
+            key_dim,
+            format!("at least {rotated}, as RoPE rotates"),
+        ));
+    }
+    let top_k = keys.size("attention.indexer.top_k", 1..=MAX_CONTEXT)?;
+    let (block, local) = match kind {
+        IndexerKind::Lightning(_) => (1, 0),
+        IndexerKind::Blocks => {
+            let local = keys.u32("attention.indexer.local_blocks")?;
+            (
+                keys.size("attention.indexer.block_size", 1..=MAX_CONTEXT)?,
+                keys.in_range("attention.indexer.local_blocks", local, 0..=top_k as u32)?,
+            )
+        }
+    };
+    let types = "attention.indexer.types";
+    let listed = if keys.has(types) { Some(keys.pattern(types, layers.len(), 0)?) } else { None };
+    let marker = if kind == IndexerKind::Blocks { "indexer.k_proj.weight" } else { "indexer.attn_k.weight" };
+    let mut selects = false;
+    for (i, layer) in layers.iter_mut().enumerate() {
+        let block = layer.block;
+        let has_tensors = || shards.iter().any(|gguf| gguf.tensor(&format!("blk.{block}.{marker}")).is_some());
+        let has_indexer = listed.as_ref().map_or_else(has_tensors, |listed| listed[i]);
+        let is_sparse = match kind {
+            IndexerKind::Lightning(_) => layer.mixer == MixerKind::Latent && layer.window.left == usize::MAX,
+            IndexerKind::Blocks => has_indexer,
+        };
+        layer.selection = match (is_sparse, has_indexer) {
+            (false, _) => continue,
+            (true, true) => Selection::Own { kv_layer: 0 },
+            (true, false) if selects => Selection::Previous,
+            (true, false) => return Err(LoadError::MissingTensor { name: format!("blk.{block}.{marker}") }),
+        };
+        selects = true;
+        if kind == IndexerKind::Blocks && layer.heads.n_head_kv != n_head {
+            let expected = format!("attention.head_count_kv, {}", layer.heads.n_head_kv);
+            return Err(keys.wrong("attention.indexer.head_count", n_head, expected));
+        }
+        if kind != IndexerKind::Blocks && layer.heads.latent.is_none_or(|latent| latent.q_rank.is_none()) {
+            return Err(keys.wrong("attention.q_lora_rank", "nothing", "a number"));
+        }
+    }
+    Ok(Some(IndexerConfig { kind, n_head, key_dim, rule: SelectionRule { top_k, block, local } }))
+}
+
+/// The indexer of a layer that has one, and whether all its heads select together.
+fn sizes(c: &Scope<'_>) -> Option<(IndexerConfig, bool)> {
+    let config = c.indexer.filter(|_| matches!(c.layer.selection, Selection::Own { .. }))?;
+    Some((config, config.kind != IndexerKind::Blocks))
+}
+
+fn of_lightning(c: &Scope<'_>) -> Option<IndexerConfig> {
+    sizes(c).filter(|(_, together)| *together).map(|(config, _)| config)
+}
+
+fn of_blocks(c: &Scope<'_>) -> Option<IndexerConfig> {
+    sizes(c).filter(|(_, together)| !together).map(|(config, _)| config)
+}
+
+/// The tensors of a layer with an indexer.
+pub(in super::super) const TENSORS: &[TensorRow] = &[
+    TensorRow::new("indexer.k_norm.weight", |c, _| vector(sizes(c)?.0.key_dim)).of(&[(Part::Indexer, 0)]),
+    TensorRow::new("indexer.k_norm.bias", |c, _| vector(of_lightning(c)?.key_dim)).of(&[(Part::Indexer, 0)]),
+    TensorRow::new("indexer.proj.weight", |c, _| matrix(of_lightning(c)?.n_head, c.n_embd)).of(&[(Part::Indexer, 0)]),
+    TensorRow::new("indexer.attn_k.weight", |c, _| matrix(of_lightning(c)?.key_dim, c.n_embd))
+        .of(&[(Part::Indexer, 0)]),
+    TensorRow::new("indexer.attn_q_b.weight", |c, _| {
+        let config = of_lightning(c)?;
+        matrix(config.n_head * config.key_dim, c.layer.heads.latent?.q_rank?)
+    })
+    .of(&[(Part::Indexer, 0)]),
+    TensorRow::new("indexer.q_proj.weight", |c, _| {
+        let config = of_blocks(c)?;
+        matrix(config.n_head * config.key_dim, c.n_embd)
+    })
+    .of(&[(Part::Indexer, 0)]),
+    TensorRow::new("indexer.k_proj.weight", |c, _| matrix(of_blocks(c)?.key_dim, c.n_embd)).of(&[(Part::Indexer, 0)]),
+    TensorRow::new("indexer.q_norm.weight", |c, _| vector(of_blocks(c)?.key_dim)).of(&[(Part::Indexer, 0)]),
+];
+
+/// Weights of an indexer.
+pub struct IndexerWeights {
+    /// Keys (key_dim, n_embd); then the factors of the heads (n_head, n_embd), or queries (n_head * key_dim, n_embd).
+    input: LinearGroup,
+    /// Queries from compressed ones (n_head * key_dim, q_rank).
+    query: Option<Linear>,
+    key_norm: Norm,
+    /// Norm of query heads.
+    query_norm: Option<Norm>,
+}
+
+impl IndexerWeights {
+    /// Takes the tensors of layer `i`, if it has an indexer.
+    pub(in super::super) fn load(
+        c: &Config,
+        tensors: &mut LoadedTensors,
+        i: usize,
+    ) -> Result<Option<IndexerWeights>, LoadError> {
+        let name = |part: &str| format!("blk.{i}.indexer.{part}");
+        let (Some(config), Selection::Own { .. }) = (&c.indexer, c.block(i).selection) else { return Ok(None) };
+        let (inputs, query, query_norm) = match config.kind {
+            IndexerKind::Lightning(_) => (["attn_k", "proj"], Some(linear(tensors, &name("attn_q_b"))?), None),
+            IndexerKind::Blocks => (["k_proj", "q_proj"], None, Some(required_norm(tensors, &name("q_norm"))?)),
+        };
+        let [keys, others] = inputs.map(|part| linear(tensors, &name(part)));
+        let input = LinearGroup::separate(vec![keys?, others?]);
+        Ok(Some(IndexerWeights { input, query, key_norm: required_norm(tensors, &name("k_norm"))?, query_norm }))
+    }
+
+    pub(in super::super) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        self.input.matrices().chain(self.query.iter().map(|l| &l.w))
+    }
+
+    /// The input projections, floats of a row, and columns of the projection of queries.
+    pub(in super::super) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
+        let query = self.query.as_ref().map_or((0, 0), |l| (padded(l.w.rows()), l.w.k()));
+        (self.input.matrices().collect(), self.input.stride + query.0, query.1)
+    }
+}
+
+/// What an indexer reads: the input of the layer, and compressed queries of latent attention.
+pub(in super::super) struct IndexInput<'x> {
+    pub(in super::super) x: &'x [f32],
+    pub(in super::super) compressed: Floats<'x>,
+}
+
+impl ForwardPass<'_, '_> {
+    /// Selects the positions that layer `i` attends to, if it has an indexer. Writes the indexer's keys to `memory`.
+    pub(in super::super) fn select(
+        &self,
+        i: usize,
+        IndexInput { x, compressed }: IndexInput<'_>,
+        s: &mut AttentionScratch,
+        memory: &mut KvMemory,
+        words: &mut [u32],
+    ) {
+        let (c, rows, n) = (&self.model.config, self.rows, self.n);
+        let (Some(w), Some(config), Selection::Own { kv_layer }) =
+            (&self.model.layer(i).indexer, &c.indexer, c.layers[i].selection)
+        else {
+            return;
+        };
+        let (key_dim, stride, width) = (config.key_dim, w.input.stride, config.n_head * config.key_dim);
+        let mut memory_of_rows = core::mem::take(&mut s.index_rows);
+        let (input, queries) = memory_of_rows.split_at_mut(n * stride);
+        rows.linear_group(&w.input, x, input, words);
+        let second = w.input.part_starts[1];
+        let style = match config.kind {
+            IndexerKind::Lightning(style) => style,
+            IndexerKind::Blocks => c.rope.unwrap_or(RopeStyle::NeoX),
+        };
+        let rotate = |r: usize, x: &mut [f32]| {
+            let (cos, sin) = turns(c, i, r, s);
+            rope(rows.cpu, Rotation { style, cos, sin, scale: 1.0 }, x, key_dim);
+        };
+        rows.each(input, stride, &|r, row| {
+            let (key, others) = row.split_at_mut(second);
+            let key = &mut key[..key_dim];
+            match config.kind {
+                IndexerKind::Lightning(_) => {
+                    let (w, b) = (&w.key_norm.weight[..], w.key_norm.bias.as_deref());
+                    norm_in_place(rows.cpu, &NormWeights { kind: NormKind::Layer, eps: KEY_NORM_EPS, w, b }, key);
+                }
+                IndexerKind::Blocks => rows.norm_heads(&w.key_norm, key),
+            }
+            rotate(r, key);
+            if let Some(norm) = &w.query_norm {
+                rows.norm_heads(norm, &mut others[..width]);
+                rotate(r, &mut others[..width]);
+            }
+        });
+        let (q, q_stride, weights) = match &w.query {
+            Some(linear) => {
+                let q_stride = padded(width);
+                let queries = &mut queries[..n * q_stride];
+                rows.matrix(&linear.w, linear.bias.as_deref(), compressed, queries, words);
+                rows.each(queries, q_stride, &|r, row| rotate(r, &mut row[..width]));
+                (&*queries, q_stride, Some(Floats { x: &input[second..], stride }))
+            }
+            None => (&input[second..], stride, None),
+        };
+        let kv = self.kv.layers()[kv_layer];
+        let kv_rows = KvRows { x: input, stride, k_at: 0, v_at: 0, slots: &s.slots };
+        attention::write_kv(rows.cpu, rows.pool, &kv, kv_rows, memory);
+        let attention = Attention {
+            kv,
+            memory,
+            n_head: config.n_head,
+            window: AttentionWindow { left: usize::MAX, right: 0, chunk: usize::MAX },
+            soft_cap: None,
+            alibi: None,
+            bias: None,
+            sinks: None,
+            selected: None,
+            q,
+            q_stride,
+            spans: self.spans,
+        };
+        let indexer = Indexer { attention, weights, rule: config.rule };
+        indexer.run(rows.cpu, rows.pool, &mut s.threads, &mut s.selection);
+        s.index_rows = memory_of_rows;
+    }
+
+    /// The selected positions of layer `i`, the last that were computed.
+    pub(in super::super) fn selected<'s>(&self, i: usize, s: &'s SelectionScratch) -> Option<Selected<'s>> {
+        match self.model.config.layers[i].selection {
+            Selection::All => None,
+            Selection::Own { .. } | Selection::Previous => Some(s.selected()),
+        }
+    }
+}
