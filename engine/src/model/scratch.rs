@@ -301,8 +301,8 @@ impl Model {
     fn selection_scratch(&self, n: usize, n_ctx: usize, budget: &mut Budget) -> SelectionScratch {
         let (n, lists) = self.config.indexer.map_or((0, 1), |indexer| (n, indexer.lists()));
         let [scores, blocks, words] = SelectionScratch::shapes(n, lists, n_ctx);
-        let [scores, blocks] = [scores, blocks].map(|shape| budget.zeros(&shape));
-        SelectionScratch { lists, n_ctx, scores, blocks, words: budget.zeros(&words) }
+        let (scores, blocks, words) = (budget.zeros(&scores), budget.zeros(&blocks), budget.zeros(&words));
+        SelectionScratch { lists, n_ctx, scores, blocks, words }
     }
 
     fn experts_scratch(&self, n: usize, budget: &mut Budget) -> ExpertsScratch {

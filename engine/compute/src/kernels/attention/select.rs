@@ -7,8 +7,9 @@
 //! b[j] = max s[t] over the positions t of block j up to the token's own; infinite for the last `local` blocks
 //! ```
 //!
-//! Positions of the `top_k` blocks with the largest b are selected, of equal ones those of the lower positions. Products
-//! `q . k` are scores of attention (`block.rs`), so a selection depends on nothing but tokens and positions.
+//! Positions of the `top_k` blocks with the largest b are selected. Of blocks with the score of the last one, those are
+//! selected that are left in a heap ([`keep_largest`]), as in llama.cpp. Products `q . k` are scores of attention
+//! (`block.rs`), so a selection depends on nothing but tokens and positions.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -57,8 +58,8 @@ pub struct SelectionScratch {
     pub n_ctx: usize,
     /// (chunks, rows, lists, [`CHUNK`]): scores of some rows.
     pub scores: Vec<f32>,
-    /// (rows, lists, 2, positions): scores of blocks, and a copy to sort.
-    pub blocks: Vec<f32>,
+    /// (rows, lists, 2, positions): bits of the scores of blocks, and the heap.
+    pub blocks: Vec<u32>,
     /// (rows of the batch, lists, pages): the result.
     pub words: Vec<u16>,
 }
@@ -193,34 +194,59 @@ impl<'a> ChunkOp<'a> for IndexOp<'a> {
 }
 
 /// Selects among the positions `0..=pos` by their scores.
-fn choose(rule: SelectionRule, pos: usize, score: impl Fn(usize) -> f32, memory: &mut [f32], words: &mut [u16]) {
+fn choose(rule: SelectionRule, pos: usize, score: impl Fn(usize) -> f32, memory: &mut [u32], words: &mut [u16]) {
     let words = &mut words[..pos / PAGE + 1];
     let n = pos / rule.block + 1;
     if n <= rule.top_k {
         return words.fill(u16::MAX);
     }
     let positions = |j: usize| j * rule.block..((j + 1) * rule.block).min(pos + 1);
-    let (blocks, sorted) = memory.split_at_mut(memory.len() / 2);
-    let (blocks, sorted) = (&mut blocks[..n], &mut sorted[..n]);
+    let (blocks, heap) = memory.split_at_mut(memory.len() / 2);
+    let (blocks, heap) = (&mut blocks[..n], &mut heap[..rule.top_k]);
     for (j, best) in blocks.iter_mut().enumerate() {
-        *best = match j + rule.local >= n {
+        let score = match j + rule.local >= n {
             true => f32::INFINITY,
             // NaN counts as the lowest score
             false => positions(j).map(&score).fold(f32::NEG_INFINITY, |m, s| if s > m { s } else { m }),
         };
+        *best = score.to_bits();
     }
-    sorted.copy_from_slice(blocks);
-    let (_, &mut least, _) = sorted.select_nth_unstable_by(rule.top_k - 1, |a, b| b.total_cmp(a));
-    let mut ties = rule.top_k - blocks.iter().filter(|best| **best > least).count();
+    keep_largest(heap, n, |j| f32::from_bits(blocks[j as usize]));
     words.fill(0);
-    for (j, best) in blocks.iter().enumerate() {
-        if *best == least && ties > 0 {
-            ties -= 1;
-        } else if *best <= least {
-            continue;
-        }
-        positions(j).for_each(|t| words[t / PAGE] |= 1 << (t % PAGE));
+    for j in heap.iter() {
+        positions(*j as usize).for_each(|t| words[t / PAGE] |= 1 << (t % PAGE));
     }
+}
+
+/// The numbers below `n` with the largest scores, in any order: a heap of the first ones, whose root has the least score,
+/// is offered each further one. Which of equal ones are kept is part of the numerics: steps and order of the comparisons
+/// are those of `std::partial_sort` in GCC's library (`__heap_select`), by which llama.cpp selects.
+fn keep_largest(heap: &mut [u32], n: usize, score: impl Fn(u32) -> f32) {
+    heap.iter_mut().zip(0..).for_each(|(number, j)| *number = j);
+    for hole in (0..heap.len() / 2).rev() {
+        let value = heap[hole];
+        place(heap, hole, value, &score);
+    }
+    for j in heap.len() as u32..n as u32 {
+        if score(j) > score(heap[0]) {
+            place(heap, 0, j, &score);
+        }
+    }
+}
+
+/// Moves a hole in a heap down to a leaf, along the children with the lower scores, then up to the place of `value`
+/// (`__adjust_heap`).
+fn place(heap: &mut [u32], top: usize, value: u32, score: &impl Fn(u32) -> f32) {
+    let (mut hole, len) = (top, heap.len());
+    while 2 * hole + 1 < len {
+        let right = 2 * hole + 2;
+        let child = if right < len && score(heap[right]) <= score(heap[right - 1]) { right } else { right - 1 };
+        (heap[hole], hole) = (heap[child], child);
+    }
+    while hole > top && score(heap[(hole - 1) / 2]) > score(value) {
+        (heap[hole], hole) = (heap[(hole - 1) / 2], (hole - 1) / 2);
+    }
+    heap[hole] = value;
 }
 
 #[cfg(test)]
