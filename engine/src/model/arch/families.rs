@@ -28,6 +28,7 @@ const BASE: Arch = Arch {
     aliases: &[],
     ignored: &[],
     gating: Gating::Softmax,
+    sigmoid_sizes: &[],
     shared_as_expert: false,
     weighted_inputs: false,
     plain_norms: false,
@@ -304,7 +305,8 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "bitnet", ..BASE },
     Arch { name: "phimoe", norm: NormKind::Layer, ..BASE },
     Arch { name: "deepseek", rope: Some(RopeStyle::Interleaved), ..RAW_EXPERTS },
-    DEEPSEEK2,
+    // GLM 4.7 Lite
+    Arch { sigmoid_sizes: &[47, 48], ..DEEPSEEK2 },
     Arch {
         name: "deepseek32",
         indexer: Some(IndexerKind::Lightning(RopeStyle::NeoX)),

@@ -54,6 +54,8 @@ pub struct Arch {
     pub ignored: &'static [&'static str],
     /// How scores of experts become weights; `expert_gating_func` takes precedence.
     pub gating: Gating,
+    /// Model sizes, by their number of layers, whose experts have the logistic function if the file does not say so.
+    pub sigmoid_sizes: &'static [u32],
     /// Whether the shared experts are as wide as one expert if the file does not state their width.
     pub shared_as_expert: bool,
     /// Whether the weight of an expert multiplies its input instead of its output.

@@ -84,6 +84,9 @@ pub(super) fn experts(
         v => keys.in_range("expert_count", v, 1..=MAX_EXPERTS)?,
     };
     let (gating, over_selected) = match keys.u32("expert_gating_func")? {
+        None | Some(0) if arch.sigmoid_sizes.contains(&keys.u32("block_count")?.unwrap_or(0)) => {
+            (Gating::Sigmoid, false)
+        }
         None | Some(0) => (arch.gating, false),
         Some(1) => (Gating::Softmax, false),
         Some(2) => (Gating::Sigmoid, false),
