@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """Third-party clients against a server: openai in Python and Node, anthropic, ollama, LangChain's classes for them,
-litellm, curl, promtool, schemathesis, jsonschema, and an OTLP collector. Needs these packages, the programs in PATH,
+litellm, pydantic-ai, curl, promtool, schemathesis, jsonschema, and an OTLP collector. Needs these packages, the programs in PATH,
 and the path of the binary.
 
     python3 tests/clients/run.py target/release/starling
 """
 
 import json
-import os
 import pathlib
 import struct
 import subprocess
@@ -20,6 +19,7 @@ from prometheus_client import parser as prometheus
 from prometheus_client.openmetrics import parser as openmetrics
 
 from agents import with_agents
+from frameworks import with_litellm, with_pydantic_ai
 from structure import with_forced_calls, with_schemas
 from traces import Collector, with_requests
 
@@ -108,22 +108,6 @@ def with_langchain(base):
     assert logprobs[0]["top_logprobs"]
     vectors = OpenAIEmbeddings(model=MODEL, base_url=base, api_key="none", check_embedding_ctx_length=False)
     assert len(vectors.embed_query("a")) == 256
-
-
-def with_litellm(base):
-    # otherwise litellm downloads a price list
-    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-    import litellm
-
-    ask = dict(model=f"openai/{MODEL}", api_base=base, api_key="none", messages=HELLO, max_tokens=12, temperature=0, seed=1)
-    whole = litellm.completion(**ask).choices[0].message.content
-    pieces = [chunk.choices[0].delta.content or "" for chunk in litellm.completion(**ask, stream=True)]
-    assert whole and "".join(pieces) == whole
-    try:
-        litellm.completion(**dict(ask, model="openai/x"))
-        raise AssertionError("an unknown model is answered")
-    except litellm.NotFoundError:
-        pass
 
 
 def with_metrics(base):
@@ -270,9 +254,9 @@ def serve(tests, *more):
 
 def main():
     global certificate
-    serve([with_openai, with_node, with_curl, with_langchain, with_langchain_vendors, with_litellm, with_vendors, with_metrics, with_promtool], "--metrics-compat", "vllm")
+    serve([with_openai, with_node, with_curl, with_langchain, with_langchain_vendors, with_vendors, with_metrics, with_promtool], "--metrics-compat", "vllm")
     serve([with_promtool_alone, with_schemas])
-    serve([with_forced_calls], "--chat-template", str(HERE / "../../fixtures/chat/qwen-tools.jinja"))
+    serve([with_forced_calls, with_litellm, with_pydantic_ai], "--chat-template", str(HERE / "../../fixtures/chat/qwen-tools.jinja"))
     with tempfile.TemporaryDirectory() as folder:
         serve([with_stored], "--state-dir", folder)
     with tempfile.TemporaryDirectory() as folder:
