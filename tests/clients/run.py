@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Third-party clients against a server: openai in Python and Node, anthropic, ollama, LangChain's classes for them,
-litellm, pydantic-ai, curl, promtool, schemathesis, jsonschema, and an OTLP collector. Needs these packages, the programs in PATH,
-and the path of the binary.
+litellm, pydantic-ai, Vercel's AI SDK, curl, promtool, schemathesis, jsonschema, and an OTLP collector. Needs these
+packages, the programs in PATH, and the path of the binary.
 
     python3 tests/clients/run.py target/release/starling
 """
@@ -67,6 +67,10 @@ def with_openai(base):
 
 def with_node(base):
     subprocess.run(["node", HERE / "openai.mjs", base, MODEL], check=True)
+
+
+def with_vercel(base):
+    subprocess.run(["node", HERE / "vercel.mjs", base, MODEL], check=True)
 
 
 def with_curl(base):
@@ -256,7 +260,7 @@ def main():
     global certificate
     serve([with_openai, with_node, with_curl, with_langchain, with_langchain_vendors, with_vendors, with_metrics, with_promtool], "--metrics-compat", "vllm")
     serve([with_promtool_alone, with_schemas])
-    serve([with_forced_calls, with_litellm, with_pydantic_ai], "--chat-template", str(HERE / "../../fixtures/chat/qwen-tools.jinja"))
+    serve([with_forced_calls, with_litellm, with_pydantic_ai, with_vercel], "--chat-template", str(HERE / "../../fixtures/chat/qwen-tools.jinja"))
     with tempfile.TemporaryDirectory() as folder:
         serve([with_stored], "--state-dir", folder)
     with tempfile.TemporaryDirectory() as folder:
