@@ -16,6 +16,7 @@ const root = fileURLToPath(new URL("../../", import.meta.url));
 const VITE = "8.3.8";
 const REACT = ["react@19.3.1", "react-dom@19.3.1", "@types/react@19.3.3", "@types/react-dom@19.3.0"];
 const SVELTE = ["svelte@5.57.3", "@sveltejs/vite-plugin-svelte@7.3.1"];
+const VUE = ["vue@3.5.45", "@vitejs/plugin-vue@6.0.11"];
 /** The last that bundles dependencies of its own accord in development. */
 const VITE_7 = "7.3.8";
 const WEBPACK = ["webpack@5.112.2", "webpack-cli@7.3.1"];
@@ -190,6 +191,24 @@ test("a Svelte component", async () => {
     "vite.config.js": `import { svelte } from "@sveltejs/vite-plugin-svelte"; export default { plugins: [svelte()] };`,
   };
   const at = await project("svelte", files, `vite@${VITE}`, ...SVELTE);
+  await mkdir(join(at, "public"));
+  await cp(root + TINY, join(at, "public/model.gguf"));
+  sh(at, "npx", "vite", "build", "--logLevel", "warn");
+  await check(join(at, "dist"), "/index.html");
+});
+
+test("a Vue component", async () => {
+  const main = `import { createApp } from "vue";
+    import Story from "./Story.vue";
+    createApp(Story, { source: "model.gguf", prompt: "Once upon a time" }).mount("#app");`;
+  const files = {
+    "index.html": componentPage("main.js"),
+    "main.js": main,
+    "press.js": pressed,
+    "Story.vue": await example("Story.vue"),
+    "vite.config.js": `import vue from "@vitejs/plugin-vue"; export default { plugins: [vue()] };`,
+  };
+  const at = await project("vue", files, `vite@${VITE}`, ...VUE);
   await mkdir(join(at, "public"));
   await cp(root + TINY, join(at, "public/model.gguf"));
   sh(at, "npx", "vite", "build", "--logLevel", "warn");
