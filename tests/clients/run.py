@@ -266,9 +266,11 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         template = str(HERE / "../../fixtures/chat/qwen-tools.jinja")
         serve([with_agents], "--chat-template", template, "--state-dir", folder, "--ctx-size", "4096")
-    # short answers and a short timeout, so that generated requests do not hold up each other
+    # short answers and a short timeout, so that generated requests do not hold up each other; slots can be saved, which
+    # else is answered with 501, as llama-server does
     with tempfile.TemporaryDirectory() as folder:
-        serve([with_schemathesis], "--max-tokens", "16", "--request-timeout", "20", "--state-dir", folder)
+        more = ["--state-dir", folder, "--slot-save-path", folder]
+        serve([with_schemathesis], "--max-tokens", "16", "--request-timeout", "20", *more)
     with Collector() as collector:
         serve([with_requests], "--otlp-endpoint", collector.url)
         collector.check()
