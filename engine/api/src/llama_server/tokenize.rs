@@ -43,9 +43,10 @@ pub enum Tokenized {
 /// Tokens of a text, as llama-server returns them.
 #[derive(Debug, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
 pub struct LlamaTokens {
     /// Token IDs, or with `with_pieces` objects.
-    #[cfg_attr(feature = "openapi", schema(value_type = Vec<Object>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<serde_json::Value>))]
     pub tokens: Vec<LlamaToken>,
 }
 
