@@ -200,3 +200,27 @@ fn without_the_service_it_is_as_set() {
         assert!(server.get("/metrics").text().contains("starling_policy_actions_total{action=\"hook_failed\"} 1\n"));
     }
 }
+
+/// Counts are of the prompt as it is computed.
+#[test]
+fn counted_prompts_have_passed_the_policy() {
+    let rule = "[[rules]]\nname = \"secrets\"\ndeny = [\"sk-[a-z]+\"]\naction = \"redact\"\nreplacement = \"[a long replacement]\"\n";
+    let (server, _directory) = with_policy(rule, &[]);
+    let (model, text) = ("starling-tiny-q8_0", "the key sk-abc");
+    let messages = json!([{ "role": "user", "content": text }]);
+    let body = json!({ "model": model, "messages": messages, "max_tokens": 1 });
+    let n = server.ok("/v1/chat/completions", &body)["usage"]["prompt_tokens"].clone();
+    let plain = json!({ "messages": [{ "role": "user", "content": "the key [a long replacement]" }] });
+    assert_eq!(server.ok("/v1/chat/completions/input_tokens", &plain)["input_tokens"], n);
+    for (path, body) in [
+        ("/v1/chat/completions/input_tokens", body.clone()),
+        ("/v1/messages/count_tokens", body),
+        ("/v1/responses/input_tokens", json!({ "input": text })),
+    ] {
+        assert_eq!(server.ok(path, &body)["input_tokens"], n, "{path}");
+    }
+    // tokens cannot be changed
+    let tokens = server.ok("/v1/tokenize", &json!({ "text": text }))["tokens"].clone();
+    let refused = server.post("/completion", &json!({ "prompt": tokens, "n_predict": 1 }));
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (400, &json!("content_filter")));
+}
