@@ -11,13 +11,10 @@
 //! Sums start from 0 and add the elements in order.
 
 use super::super::simd::Simd;
-use super::super::{Cpu, SharedOut, tasks};
-use super::columns::{ByColumns, Columns};
+use super::super::{Cpu, SharedOut};
+use super::columns::{Columns, HeadColumns, HeadStates, by_head, load};
 use super::{StateMemory, StateSpan};
 use crate::pool::Pool;
-
-/// Columns of S of one task.
-const COLUMNS: usize = 64;
 
 /// Heads of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,35 +63,22 @@ pub struct DeltaRows<'a> {
 /// # Panics
 /// If a row or a state is outside its memory.
 pub fn delta_rule(
-    (cpu, pool): (Cpu, &dyn Pool),
+    on: (Cpu, &dyn Pool),
     heads: DeltaHeads,
     rows: DeltaRows<'_>,
     out: &mut [f32],
     spans: &[StateSpan],
-    (states, state_at): (&mut StateMemory, usize),
+    states: (&mut StateMemory, usize),
 ) {
-    let parts = heads.v_dim.div_ceil(COLUMNS);
-    let per_span = heads.n_value * parts;
-    let (states, out) = (states.shared(), SharedOut::new(out));
-    tasks::run(pool, spans.len() * per_span, &|i, _| {
-        let (span, head, first) = (spans[i / per_span], i % per_span / parts, i % parts * COLUMNS);
-        let size = heads.k_dim * heads.v_dim;
-        // tasks of one head have different columns, which is all that they access through this pointer
-        let state = states.ptr(span.slot, state_at + head * size, size);
-        let columns = (first, COLUMNS.min(heads.v_dim - first));
-        cpu.run(ByColumns(DeltaTask { heads, rows, out: &out, span, head, state, columns }));
-    });
+    let out = SharedOut::new(out);
+    let of_heads = HeadStates { n: heads.n_value, k_dim: heads.k_dim, v_dim: heads.v_dim };
+    by_head(on, of_heads, &out, spans, states, |columns| DeltaTask { heads, rows, columns });
 }
 
-/// The rows of one sequence for some columns of a head: the first column, and their number.
 struct DeltaTask<'a> {
     heads: DeltaHeads,
     rows: DeltaRows<'a>,
-    out: &'a SharedOut<'a, f32>,
-    span: StateSpan,
-    head: usize,
-    state: *mut f32,
-    columns: (usize, usize),
+    columns: HeadColumns<'a>,
 }
 
 /// Inputs of a head at one token.
@@ -112,33 +96,32 @@ impl<'a> Columns<'a> for DeltaTask<'a> {
 
     #[inline(always)]
     fn span(&self) -> StateSpan {
-        self.span
+        self.columns.span
     }
 
     #[inline(always)]
     fn token(&self, row: usize) -> (Token<'a>, &'a mut [f32]) {
         let DeltaHeads { n_value, k_dim, v_dim, .. } = self.heads;
         let DeltaRows { x, stride, at: [q, k, v], gates, n_decay } = self.rows;
-        let (x, key) = (&x[row * stride..][..stride], self.heads.key_of(self.head));
+        let HeadColumns { head, first, n, .. } = self.columns;
+        let (x, key) = (&x[row * stride..][..stride], self.heads.key_of(head));
         let gates = &gates[row * (n_decay + n_value)..][..n_decay + n_value];
         let per_head = n_decay / n_value;
-        let (first, n) = self.columns;
         let token = Token {
             q: &x[q + key * k_dim..][..k_dim],
             k: &x[k + key * k_dim..][..k_dim],
-            v: &x[v + self.head * v_dim + first..][..n],
-            decay: &gates[self.head * per_head..][..per_head],
-            rate: gates[n_decay + self.head],
+            v: &x[v + head * v_dim + first..][..n],
+            decay: &gates[head * per_head..][..per_head],
+            rate: gates[n_decay + head],
         };
-        // SAFETY: tasks have different rows, heads or columns.
-        (token, unsafe { self.out.slice((row * n_value + self.head) * v_dim + first, n) })
+        (token, self.columns.outputs(row))
     }
 
     #[inline(always)]
     fn column(&self, t: &Token<'_>, j: usize) -> f32 {
         let k_dim = self.heads.k_dim;
         // SAFETY: inside the state of the head (`j` is one of the task's columns), which no other task accesses.
-        let state = |i: usize| unsafe { &mut *self.state.add(i * self.heads.v_dim + self.columns.0 + j) };
+        let state = |i: usize| unsafe { &mut *self.columns.state(j).add(i * self.heads.v_dim) };
         let (mut m, mut out) = (0.0, 0.0);
         for i in 0..k_dim {
             let s = state(i);
@@ -155,13 +138,12 @@ impl<'a> Columns<'a> for DeltaTask<'a> {
     }
 
     #[inline(always)]
-    fn vectors<S: Simd, const N: usize>(&self, s: S, t: &Token<'_>, j: usize, out: &mut [f32]) {
-        let (k_dim, v_dim) = (self.heads.k_dim, self.heads.v_dim);
-        let (mut m, mut sum) = ([s.splat(0.0); N], [s.splat(0.0); N]);
+    fn vectors<S: Simd, const N: usize>(&self, s: S, t: &Token<'_>, j: usize) -> [S::F; N] {
+        let (k_dim, v_dim, state) = (self.heads.k_dim, self.heads.v_dim, self.columns.state(j));
+        let (v, mut m, mut sum) = (load::<S, N>(s, &t.v[j..]), [s.splat(0.0); N], [s.splat(0.0); N]);
         let last = t.decay.len() - 1;
-        // SAFETY: whole vectors of the task's columns, inside the state of the head, `v` and `out`.
+        // SAFETY: whole vectors of the task's columns, inside the state of the head.
         unsafe {
-            let state = self.state.add(self.columns.0 + j);
             for i in 0..k_dim {
                 let (k, decay) = (s.splat(t.k[i]), s.splat(t.decay[i.min(last)]));
                 for c in 0..N {
@@ -172,8 +154,7 @@ impl<'a> Columns<'a> for DeltaTask<'a> {
                 }
             }
             for c in 0..N {
-                let v = s.load(t.v.as_ptr().add(j + c * S::LANES));
-                m[c] = s.mul(s.sub(v, m[c]), s.splat(t.rate));
+                m[c] = s.mul(s.sub(v[c], m[c]), s.splat(t.rate));
             }
             for i in 0..k_dim {
                 let (k, q) = (s.splat(t.k[i]), s.splat(t.q[i]));
@@ -184,18 +165,16 @@ impl<'a> Columns<'a> for DeltaTask<'a> {
                     sum[c] = s.add(sum[c], s.mul(q, x));
                 }
             }
-            for c in 0..N {
-                s.store(out.as_mut_ptr().add(j + c * S::LANES), sum[c]);
-            }
         }
+        sum
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::columns::tests::check;
     use super::*;
     use crate::pool::Inline;
-    use alloc::vec;
     use alloc::vec::Vec;
 
     #[test]
@@ -212,24 +191,9 @@ mod tests {
             let x: Vec<f32> = (0..n * stride).map(value).collect();
             let gates: Vec<f32> = (0..n * (n_decay + heads.n_value)).map(|i| value(i).abs()).collect();
             let rows = DeltaRows { x: &x, stride, at, gates: &gates, n_decay };
-            let run = |cpu: Cpu, pieces: &[usize]| {
-                let mut states = StateMemory::new(heads.state_len(), 1).expect("memory");
-                states.reset(0).expect("memory");
-                let (mut out, mut row) = (vec![0.0; n * v_len], 0);
-                for &n in pieces {
-                    let spans = [StateSpan { row, n, slot: 0 }];
-                    delta_rule((cpu, &Inline), heads, rows, &mut out, &spans, (&mut states, 0));
-                    row += n;
-                }
-                (out, states.slot(0).to_vec())
-            };
-            let want = run(Cpu::SCALAR, &[n]);
-            assert!(want.0.iter().any(|v| v.abs() > 0.01));
-            for cpu in Cpu::available() {
-                assert_eq!(run(cpu, &[n]), want);
-                assert_eq!(run(cpu, &[1; 11]), want);
-                assert_eq!(run(cpu, &[4, 7]), want);
-            }
+            check(n, v_len, heads.state_len(), |cpu, out, spans, states| {
+                delta_rule((cpu, &Inline), heads, rows, out, spans, states);
+            });
         }
     }
 }

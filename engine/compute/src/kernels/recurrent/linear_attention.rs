@@ -15,14 +15,11 @@
 //! Sums start from 0 and add the elements in order.
 
 use super::super::simd::Simd;
-use super::super::{Cpu, SharedOut, tasks};
-use super::columns::{ByColumns, Columns};
+use super::super::{Cpu, SharedOut};
+use super::columns::{Columns, HeadColumns, HeadStates, by_head, load};
 use super::scan::Operand;
 use super::{StateMemory, StateSpan};
 use crate::pool::Pool;
-
-/// Columns of S of one task.
-const COLUMNS: usize = 64;
 
 /// Heads of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,35 +62,21 @@ pub struct LinearRows<'a> {
 /// # Panics
 /// If a row or a state is outside its memory.
 pub fn linear_attention(
-    (cpu, pool): (Cpu, &dyn Pool),
+    on: (Cpu, &dyn Pool),
     heads: LinearHeads,
     rows: LinearRows<'_>,
     out: &mut [f32],
     spans: &[StateSpan],
-    (states, state_at): (&mut StateMemory, usize),
+    states: (&mut StateMemory, usize),
 ) {
-    let parts = heads.dim.div_ceil(COLUMNS);
-    let per_span = heads.n * parts;
-    let (states, out) = (states.shared(), SharedOut::new(out));
-    tasks::run(pool, spans.len() * per_span, &|i, _| {
-        let (span, head, first) = (spans[i / per_span], i % per_span / parts, i % parts * COLUMNS);
-        let size = heads.dim * heads.dim;
-        // tasks of one head have different columns, which is all that they access through this pointer
-        let state = states.ptr(span.slot, state_at + head * size, size);
-        let columns = (first, COLUMNS.min(heads.dim - first));
-        cpu.run(ByColumns(LinearTask { heads, rows, out: &out, span, head, state, columns }));
-    });
+    let (out, of_heads) = (SharedOut::new(out), HeadStates { n: heads.n, k_dim: heads.dim, v_dim: heads.dim });
+    by_head(on, of_heads, &out, spans, states, |columns| LinearTask { heads, rows, columns });
 }
 
-/// The rows of one sequence for some columns of a head: the first column, and their number.
 struct LinearTask<'a> {
     heads: LinearHeads,
     rows: LinearRows<'a>,
-    out: &'a SharedOut<'a, f32>,
-    span: StateSpan,
-    head: usize,
-    state: *mut f32,
-    columns: (usize, usize),
+    columns: HeadColumns<'a>,
 }
 
 /// Inputs of a head at one token.
@@ -111,14 +94,14 @@ impl<'a> Columns<'a> for LinearTask<'a> {
 
     #[inline(always)]
     fn span(&self) -> StateSpan {
-        self.span
+        self.columns.span
     }
 
     #[inline(always)]
     fn token(&self, row: usize) -> (Token<'a>, &'a mut [f32]) {
-        let LinearHeads { n: n_head, dim, step, n_decay } = self.heads;
+        let LinearHeads { dim, step, n_decay, .. } = self.heads;
         let LinearRows { q, k, v, decay, bonus } = self.rows;
-        let ((first, n), head) = (self.columns, self.head);
+        let HeadColumns { head, first, n, .. } = self.columns;
         let token = Token {
             q: &q.row(row)[head * step..][..dim],
             k: &k.row(row)[head * step..][..dim],
@@ -126,8 +109,7 @@ impl<'a> Columns<'a> for LinearTask<'a> {
             decay: &decay.row(row)[head * n_decay..][..n_decay],
             bonus: bonus.map(|bonus| &bonus[head * dim..][..dim]),
         };
-        // SAFETY: tasks have different rows, heads or columns.
-        (token, unsafe { self.out.slice((row * n_head + head) * dim + first, n) })
+        (token, self.columns.outputs(row))
     }
 
     #[inline(always)]
@@ -135,7 +117,7 @@ impl<'a> Columns<'a> for LinearTask<'a> {
         let (dim, mut out) = (self.heads.dim, 0.0);
         for i in 0..dim {
             // SAFETY: inside the state of the head (`j` is one of the task's columns), which no other task accesses.
-            let s = unsafe { &mut *self.state.add(i * dim + self.columns.0 + j) };
+            let s = unsafe { &mut *self.columns.state(j).add(i * dim) };
             let (before, added) = (*s, t.k[i] * t.v[j]);
             *s = before * t.decay[i.min(t.decay.len() - 1)] + added;
             out += t.q[i]
@@ -148,15 +130,11 @@ impl<'a> Columns<'a> for LinearTask<'a> {
     }
 
     #[inline(always)]
-    fn vectors<S: Simd, const N: usize>(&self, s: S, t: &Token<'_>, j: usize, out: &mut [f32]) {
-        let (dim, last) = (self.heads.dim, t.decay.len() - 1);
-        let (mut v, mut sum) = ([s.splat(0.0); N], [s.splat(0.0); N]);
-        // SAFETY: whole vectors of the task's columns, inside the state of the head, `v` and `out`.
+    fn vectors<S: Simd, const N: usize>(&self, s: S, t: &Token<'_>, j: usize) -> [S::F; N] {
+        let (dim, last, state) = (self.heads.dim, t.decay.len() - 1, self.columns.state(j));
+        let (v, mut sum) = (load::<S, N>(s, &t.v[j..]), [s.splat(0.0); N]);
+        // SAFETY: whole vectors of the task's columns, inside the state of the head.
         unsafe {
-            for c in 0..N {
-                v[c] = s.load(t.v.as_ptr().add(j + c * S::LANES));
-            }
-            let state = self.state.add(self.columns.0 + j);
             for i in 0..dim {
                 let (q, k, decay) = (s.splat(t.q[i]), s.splat(t.k[i]), s.splat(t.decay[i.min(last)]));
                 let bonus = t.bonus.map(|bonus| s.splat(bonus[i]));
@@ -172,18 +150,16 @@ impl<'a> Columns<'a> for LinearTask<'a> {
                     sum[c] = s.add(sum[c], s.mul(q, seen));
                 }
             }
-            for c in 0..N {
-                s.store(out.as_mut_ptr().add(j + c * S::LANES), sum[c]);
-            }
         }
+        sum
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::columns::tests::check;
     use super::*;
     use crate::pool::Inline;
-    use alloc::vec;
     use alloc::vec::Vec;
 
     #[test]
@@ -205,23 +181,9 @@ mod tests {
                 decay: Operand { x: &decays, stride: heads.n * heads.n_decay, at: 0 },
                 bonus: has_bonus.then_some(&bonus),
             };
-            let run = |cpu: Cpu, pieces: &[usize]| {
-                let mut states = StateMemory::zeroed(heads.state_len() + 3, 2).expect("memory");
-                let (mut out, mut row) = (vec![0.0; n * heads.n * heads.dim], 0);
-                for &n in pieces {
-                    let spans = [StateSpan { row, n, slot: 1 }];
-                    linear_attention((cpu, &Inline), heads, rows, &mut out, &spans, (&mut states, 3));
-                    row += n;
-                }
-                (out, states.slot(1).to_vec())
-            };
-            let want = run(Cpu::SCALAR, &[n]);
-            assert!(want.0.iter().any(|v| v.abs() > 0.01));
-            for cpu in Cpu::available() {
-                assert_eq!(run(cpu, &[n]), want);
-                assert_eq!(run(cpu, &[1; 11]), want);
-                assert_eq!(run(cpu, &[4, 7]), want);
-            }
+            check(n, heads.n * heads.dim, heads.state_len(), |cpu, out, spans, states| {
+                linear_attention((cpu, &Inline), heads, rows, out, spans, states);
+            });
         }
     }
 

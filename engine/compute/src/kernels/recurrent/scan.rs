@@ -12,7 +12,7 @@
 use super::super::exp::{LOW, exp, exp_above_lanes};
 use super::super::simd::Simd;
 use super::super::{Cpu, SharedOut, tasks};
-use super::columns::{ByColumns, Columns};
+use super::columns::{ByColumns, Columns, load};
 use super::{StateMemory, StateSpan};
 use crate::pool::Pool;
 
@@ -169,24 +169,22 @@ impl<'a> Columns<'a> for ScanTask<'a> {
     }
 
     #[inline(always)]
-    fn vectors<S: Simd, const N: usize>(&self, s: S, t: &Token<'_>, j: usize, out: &mut [f32]) {
+    fn vectors<S: Simd, const N: usize>(&self, s: S, t: &Token<'_>, j: usize) -> [S::F; N] {
         let (all, first) = (self.size.channels, self.channels.0);
-        let (mut input, mut sum, mut dt) = ([s.splat(0.0); N], [s.splat(0.0); N], [s.splat(t.dt[0]); N]);
+        let dt = if self.shares_step() { [s.splat(t.dt[0]); N] } else { load::<S, N>(s, &t.dt[j..]) };
+        let (mut input, mut sum) = (load::<S, N>(s, &t.x[j..]), [s.splat(0.0); N]);
         let mut decay = [s.splat(t.decay); N];
-        // SAFETY: whole vectors of the task's channels, inside the inputs, the state and `out`.
+        for (input, dt) in input.iter_mut().zip(dt) {
+            *input = s.mul(*input, dt);
+        }
+        // SAFETY: whole vectors of the task's channels, inside the state of the layer.
         unsafe {
-            for i in 0..N {
-                if !self.shares_step() {
-                    dt[i] = s.load(t.dt.as_ptr().add(j + i * S::LANES));
-                }
-                input[i] = s.mul(s.load(t.x.as_ptr().add(j + i * S::LANES)), dt[i]);
-            }
             for n in 0..self.size.n_state {
                 let at = n * all + first + j;
                 if !self.shares_step() {
-                    let a = &self.rows.a[at..at + N * S::LANES];
-                    for i in 0..N {
-                        decay[i] = s.mul(dt[i], s.load(a.as_ptr().add(i * S::LANES)));
+                    decay = load::<S, N>(s, &self.rows.a[at..]);
+                    for (decay, dt) in decay.iter_mut().zip(dt) {
+                        *decay = s.mul(dt, *decay);
                     }
                     decay = exp_above_lanes(s, LOW, decay);
                 }
@@ -198,18 +196,16 @@ impl<'a> Columns<'a> for ScanTask<'a> {
                     sum[i] = s.add(sum[i], s.mul(x, c));
                 }
             }
-            for i in 0..N {
-                s.store(out.as_mut_ptr().add(j + i * S::LANES), sum[i]);
-            }
         }
+        sum
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::columns::tests::check;
     use super::*;
     use crate::pool::Inline;
-    use alloc::vec;
     use alloc::vec::Vec;
 
     #[test]
@@ -234,23 +230,9 @@ mod tests {
                 dt: Operand { x: &dt, stride: size.channels / size.per_head, at: 0 },
                 a: &a,
             };
-            let run = |cpu: Cpu, pieces: &[usize]| {
-                let mut states = StateMemory::zeroed(size.state_len() + 3, 2).expect("memory");
-                let (mut out, mut row) = (vec![0.0; n * size.channels], 0);
-                for &n in pieces {
-                    let spans = [StateSpan { row, n, slot: 1 }];
-                    selective_scan((cpu, &Inline), size, rows, &mut out, &spans, (&mut states, 3));
-                    row += n;
-                }
-                (out, states.slot(1).to_vec())
-            };
-            let want = run(Cpu::SCALAR, &[n]);
-            assert!(want.0.iter().any(|v| v.abs() > 0.01));
-            for cpu in Cpu::available() {
-                assert_eq!(run(cpu, &[n]), want);
-                assert_eq!(run(cpu, &[1; 9]), want);
-                assert_eq!(run(cpu, &[4, 5]), want);
-            }
+            check(n, size.channels, size.state_len(), |cpu, out, spans, states| {
+                selective_scan((cpu, &Inline), size, rows, out, spans, states);
+            });
         }
     }
 }

@@ -11,14 +11,11 @@
 //! Sums start from 0 and add the elements in order.
 
 use super::super::simd::Simd;
-use super::super::{Cpu, SharedOut, tasks};
-use super::columns::{ByColumns, Columns};
+use super::super::{Cpu, SharedOut};
+use super::columns::{Columns, HeadColumns, HeadStates, by_head, load};
 use super::scan::Operand;
 use super::{StateMemory, StateSpan};
 use crate::pool::Pool;
-
-/// Columns of S of one task.
-const COLUMNS: usize = 64;
 
 /// Inputs, each (n_head * dim).
 #[derive(Clone, Copy)]
@@ -43,36 +40,21 @@ pub struct Wkv7Rows<'a> {
 /// # Panics
 /// If a row or a state is outside its memory.
 pub fn wkv7(
-    (cpu, pool): (Cpu, &dyn Pool),
+    on: (Cpu, &dyn Pool),
     (n_head, dim): (usize, usize),
     rows: Wkv7Rows<'_>,
     out: &mut [f32],
     spans: &[StateSpan],
-    (states, state_at): (&mut StateMemory, usize),
+    states: (&mut StateMemory, usize),
 ) {
-    let parts = dim.div_ceil(COLUMNS);
-    let per_span = n_head * parts;
-    let (states, out) = (states.shared(), SharedOut::new(out));
-    tasks::run(pool, spans.len() * per_span, &|i, _| {
-        let (span, head, first) = (spans[i / per_span], i % per_span / parts, i % parts * COLUMNS);
-        // tasks of one head have different columns, which is all that they access through this pointer
-        let state = states.ptr(span.slot, state_at + head * dim * dim, dim * dim);
-        let columns = (first, COLUMNS.min(dim - first));
-        cpu.run(ByColumns(Wkv7Task { dim, width: n_head * dim, rows, out: &out, span, head, state, columns }));
-    });
+    let (out, of_heads) = (SharedOut::new(out), HeadStates { n: n_head, k_dim: dim, v_dim: dim });
+    by_head(on, of_heads, &out, spans, states, |columns| Wkv7Task { dim, rows, columns });
 }
 
-/// The rows of one sequence for some columns of a head: the first column, and their number.
 struct Wkv7Task<'a> {
     dim: usize,
-    /// Floats of a row of `out`.
-    width: usize,
     rows: Wkv7Rows<'a>,
-    out: &'a SharedOut<'a, f32>,
-    span: StateSpan,
-    head: usize,
-    state: *mut f32,
-    columns: (usize, usize),
+    columns: HeadColumns<'a>,
 }
 
 /// Inputs of a head at one token.
@@ -90,24 +72,24 @@ impl<'a> Columns<'a> for Wkv7Task<'a> {
 
     #[inline(always)]
     fn span(&self) -> StateSpan {
-        self.span
+        self.columns.span
     }
 
     #[inline(always)]
     fn token(&self, row: usize) -> (Token<'a>, &'a mut [f32]) {
-        let ((first, n), at) = (self.columns, self.head * self.dim);
+        let HeadColumns { head, first, n, .. } = self.columns;
+        let at = head * self.dim;
         let head = |operand: Operand<'a>| &operand.row(row)[at..][..self.dim];
         let Wkv7Rows { r, w, k, v, z, a } = self.rows;
         let v = &v.row(row)[at + first..][..n];
         let token = Token { r: head(r), w: head(w), k: head(k), v, z: head(z), a: head(a) };
-        // SAFETY: tasks have different rows, heads or columns.
-        (token, unsafe { self.out.slice(row * self.width + at + first, n) })
+        (token, self.columns.outputs(row))
     }
 
     #[inline(always)]
     fn column(&self, t: &Token<'_>, j: usize) -> f32 {
         // SAFETY: inside the state of the head (`j` is one of the task's columns), which no other task accesses.
-        let state = |i: usize| unsafe { &mut *self.state.add(i * self.dim + self.columns.0 + j) };
+        let state = |i: usize| unsafe { &mut *self.columns.state(j).add(i * self.dim) };
         let (mut m, mut out) = (0.0, 0.0);
         for i in 0..self.dim {
             m += -t.z[i] * *state(i);
@@ -121,14 +103,11 @@ impl<'a> Columns<'a> for Wkv7Task<'a> {
     }
 
     #[inline(always)]
-    fn vectors<S: Simd, const N: usize>(&self, s: S, t: &Token<'_>, j: usize, out: &mut [f32]) {
-        let (mut m, mut sum, mut v) = ([s.splat(0.0); N], [s.splat(0.0); N], [s.splat(0.0); N]);
-        // SAFETY: whole vectors of the task's columns, inside the state of the head, `v` and `out`.
+    fn vectors<S: Simd, const N: usize>(&self, s: S, t: &Token<'_>, j: usize) -> [S::F; N] {
+        let (v, mut m, mut sum) = (load::<S, N>(s, &t.v[j..]), [s.splat(0.0); N], [s.splat(0.0); N]);
+        let state = self.columns.state(j);
+        // SAFETY: whole vectors of the task's columns, inside the state of the head.
         unsafe {
-            for c in 0..N {
-                v[c] = s.load(t.v.as_ptr().add(j + c * S::LANES));
-            }
-            let state = self.state.add(self.columns.0 + j);
             for i in 0..self.dim {
                 let z = s.splat(-t.z[i]);
                 for c in 0..N {
@@ -145,18 +124,16 @@ impl<'a> Columns<'a> for Wkv7Task<'a> {
                     sum[c] = s.add(sum[c], s.mul(r, x));
                 }
             }
-            for c in 0..N {
-                s.store(out.as_mut_ptr().add(j + c * S::LANES), sum[c]);
-            }
         }
+        sum
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::columns::tests::check;
     use super::*;
     use crate::pool::Inline;
-    use alloc::vec;
     use alloc::vec::Vec;
 
     #[test]
@@ -168,23 +145,9 @@ mod tests {
             let operand = |i| Operand { x: &x, stride: 6 * width, at: i * width };
             let rows =
                 Wkv7Rows { r: operand(0), w: operand(1), k: operand(2), v: operand(3), z: operand(4), a: operand(5) };
-            let run = |cpu: Cpu, pieces: &[usize]| {
-                let mut states = StateMemory::zeroed(width * dim + 3, 2).expect("memory");
-                let (mut out, mut row) = (vec![0.0; n * width], 0);
-                for &n in pieces {
-                    let spans = [StateSpan { row, n, slot: 1 }];
-                    wkv7((cpu, &Inline), (n_head, dim), rows, &mut out, &spans, (&mut states, 3));
-                    row += n;
-                }
-                (out, states.slot(1).to_vec())
-            };
-            let want = run(Cpu::SCALAR, &[n]);
-            assert!(want.0.iter().any(|v| v.abs() > 0.01) && want.0.iter().all(|v| v.is_finite()));
-            for cpu in Cpu::available() {
-                assert_eq!(run(cpu, &[n]), want);
-                assert_eq!(run(cpu, &[1; 11]), want);
-                assert_eq!(run(cpu, &[4, 7]), want);
-            }
+            check(n, width, width * dim, |cpu, out, spans, states| {
+                wkv7((cpu, &Inline), (n_head, dim), rows, out, spans, states);
+            });
         }
     }
 }
