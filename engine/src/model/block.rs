@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use super::Model;
 use super::arch::{ExpertInput, OutputGate};
-use super::config::{HeadConfig, LayerConfig};
+use super::config::HeadConfig;
 use super::forward::{Stage, Trace};
 use super::mixers::indexer::IndexInput;
 use super::rows::{RowOps, columns};
@@ -309,12 +309,7 @@ impl ForwardPass<'_, '_> {
         let (n_gates, width) = (gate.w.rows(), heads.out_width());
         rows.each(qkv, stride, &|_, row| activate_gates(rows.cpu, act, &mut row[at..at + n_gates]));
         rows.each(out, width, &|r, out| {
-            let gates = &qkv[r * stride + at..][..n_gates];
-            if n_gates == width {
-                multiply(rows.cpu, out, gates);
-            } else {
-                out.chunks_exact_mut(heads.value_dim).zip(gates).for_each(|(head, gate)| scale(rows.cpu, head, *gate));
-            }
+            gate_heads(rows.cpu, out, &qkv[r * stride + at..][..n_gates], heads.value_dim);
         });
     }
 
@@ -337,23 +332,15 @@ impl ForwardPass<'_, '_> {
     /// Applies the norms of query and key heads, then RoPE, in place, where the layer has them. Queries are also
     /// multiplied by the scale of the attention scores.
     fn rotate(&self, i: usize, layer: &AttentionWeights, qkv: &mut [f32], s: &AttentionScratch) {
-        let (cos, sin) = (&s.cos[..], &s.sin[..]);
         let (c, rows) = (&self.model.config, self.rows);
-        let LayerConfig { heads: sizes, attn_scale, rope: variant, .. } = c.layers[i];
+        let sizes = c.layers[i].heads;
         let (q_width, k_at) = (sizes.q_width(), layer.kv_at[0]);
         let k_width = if c.layers[i].owns_kv { sizes.k_width() } else { 0 };
-        let pairs = c.rope_pairs();
-        let turns = variant.map(|rope| (rope * pairs, c.ropes[rope].n_rot / 2));
         let style = c.rope.unwrap_or(RopeStyle::NeoX);
-        let temperatures = match &c.temperature {
-            Some(t) if t.with_rope || turns.is_none() => &s.temperatures[..],
-            _ => &[],
-        };
         rows.each(qkv, layer.qkv.stride, &|r, row| {
-            let (at, half) = turns.map_or((0, 0), |(at, half)| (r * c.ropes.len() * pairs + at, half));
-            let (cos, sin) = (&cos[at..at + half], &sin[at..at + half]);
+            let (cos, sin) = s.turns(c, i, r);
             let (q, rest) = row.split_at_mut(k_at.max(q_width));
-            let q_scale = temperatures.get(r).map_or(attn_scale, |t| attn_scale * t);
+            let q_scale = s.query_scale(c, i, r);
             let parts = [(&mut q[..q_width], &layer.q_norm, q_scale), (&mut rest[..k_width], &layer.k_norm, 1.0)];
             for (heads, norm, factor) in parts {
                 match norm {
@@ -370,6 +357,14 @@ impl ForwardPass<'_, '_> {
             }
         });
     }
+}
+
+/// Multiplies heads of `dim` elements by gates, one per element or one per head.
+pub(super) fn gate_heads(cpu: Cpu, heads: &mut [f32], gates: &[f32], dim: usize) {
+    if gates.len() == heads.len() {
+        return multiply(cpu, heads, gates);
+    }
+    heads.chunks_exact_mut(dim).zip(gates).for_each(|(head, gate)| scale(cpu, head, *gate));
 }
 
 /// The factors of outputs from the gates.

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use super::Model;
 use super::altup::AltUpScratch;
 use super::arch::ExpertInput;
-use super::config::{MixerKind, RecurrentConfig};
+use super::config::{Config, LayerConfig, MixerKind, RecurrentConfig};
 use super::passes::PassScratch;
 use super::rotary::Rotary;
 use super::rows::{MAX_FORMS, packed_words};
@@ -87,6 +87,23 @@ pub(super) struct AttentionScratch {
     /// Keys, queries and factors of an indexer, and what it selected.
     pub(super) index_rows: Vec<f32>,
     pub(super) selection: SelectionScratch,
+}
+
+impl AttentionScratch {
+    /// Cosines and sines of row `r` in layer `i`; empty without RoPE.
+    pub(super) fn turns(&self, c: &Config, i: usize, r: usize) -> (&[f32], &[f32]) {
+        let Some(rope) = c.layers[i].rope else { return Default::default() };
+        let at = (r * c.ropes.len() + rope) * c.rope_pairs();
+        let end = at + c.ropes[rope].n_rot / 2;
+        (&self.cos[at..end], &self.sin[at..end])
+    }
+
+    /// Factor on the queries of row `r` in layer `i`.
+    pub(super) fn query_scale(&self, c: &Config, i: usize, r: usize) -> f32 {
+        let LayerConfig { attn_scale, rope, .. } = c.layers[i];
+        let temperature = c.temperature.as_ref().filter(|t| t.with_rope || rope.is_none());
+        temperature.map_or(attn_scale, |_| attn_scale * self.temperatures[r])
+    }
 }
 
 /// Buffers of expert routing.

@@ -20,7 +20,6 @@ use super::super::loader::LoadedTensors;
 use super::super::roles::{Part, Scope, TensorRow, matrix, vector};
 use super::super::scratch::AttentionScratch;
 use super::super::weights::{Linear, LinearGroup, Norm, linear, padded, required_norm};
-use super::latent::turns;
 use crate::error::LoadError;
 use crate::gguf::Gguf;
 use crate::kernels::act::Floats;
@@ -235,7 +234,7 @@ impl ForwardPass<'_, '_> {
             IndexerKind::Blocks => c.rope.unwrap_or(RopeStyle::NeoX),
         };
         let rotate = |r: usize, x: &mut [f32]| {
-            let (cos, sin) = turns(c, i, r, s);
+            let (cos, sin) = s.turns(c, i, r);
             rope(rows.cpu, Rotation { style, cos, sin, scale: 1.0 }, x, key_dim);
         };
         rows.each(input, stride, &|r, row| {

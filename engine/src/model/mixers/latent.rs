@@ -14,8 +14,8 @@ use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::super::block::{ForwardPass, SubLayerRows, activate_gates};
-use super::super::config::{Config, HeadConfig, LayerConfig, MAX_WIDTH};
+use super::super::block::{ForwardPass, SubLayerRows, activate_gates, gate_heads};
+use super::super::config::{HeadConfig, LayerConfig, MAX_WIDTH};
 use super::super::forward::Stage;
 use super::super::keys::Keys;
 use super::super::loader::LoadedTensors;
@@ -27,7 +27,7 @@ use super::indexer::IndexInput;
 use crate::error::LoadError;
 use crate::kernels::act::Floats;
 use crate::kernels::attention::{self, Attention, KvMemory, KvRows, MAX_GROUP, MAX_HEAD_DIM, MAX_LATENT_DIM};
-use crate::kernels::elementwise::{multiply, scale};
+use crate::kernels::elementwise::scale;
 use crate::kernels::matmul::{MatmulJob, products};
 use crate::kernels::panel::{Matrix, PANEL};
 use crate::kernels::rope::{RopeStyle, Rotation, rope};
@@ -348,12 +348,9 @@ impl ForwardPass<'_, '_> {
         rows.each(outs, n * width, &|r, row| {
             for h in 0..n {
                 row.copy_within(h * width + first..h * width + first + value, h * value);
-                if let Some(at) = gates.filter(|_| n_gates == n) {
-                    scale(rows.cpu, &mut row[h * value..(h + 1) * value], input[r * stride + at + h]);
-                }
             }
-            if let Some(at) = gates.filter(|_| n_gates != n) {
-                multiply(rows.cpu, &mut row[..n * value], &input[r * stride + at..][..n * value]);
+            if let Some(at) = gates {
+                gate_heads(rows.cpu, &mut row[..n * value], &input[r * stride + at..][..n_gates], value);
             }
         });
     }
@@ -368,7 +365,7 @@ impl ForwardPass<'_, '_> {
             if let Some(norm) = &m.rope_norm {
                 rows.norm_heads(norm, rotated);
             }
-            let (cos, sin) = turns(c, i, r, s);
+            let (cos, sin) = s.turns(c, i, r);
             rope(rows.cpu, Rotation { style, cos, sin, scale: 1.0 }, rotated, m.sizes.rope);
         });
     }
@@ -384,30 +381,18 @@ impl ForwardPass<'_, '_> {
     ) {
         let (rows, c) = (self.rows, &self.model.config);
         let style = c.rope.unwrap_or(RopeStyle::Interleaved);
-        let (factor, LatentHeads { nope, rope: n_rope, .. }) = (c.layers[i].attn_scale, m.sizes);
-        let temperatures = match &c.temperature {
-            Some(t) if t.with_rope || c.layers[i].rope.is_none() => &s.temperatures[..],
-            _ => &[],
-        };
+        let LatentHeads { nope, rope: n_rope, .. } = m.sizes;
         rows.each(key_queries, m.heads.q_width(), &|r, row| {
             let queries = queries[r * q_stride..].chunks_exact(m.sizes.query());
-            let (cos, sin) = turns(c, i, r, s);
+            let (cos, sin) = s.turns(c, i, r);
             for (head, query) in row.chunks_exact_mut(m.heads.key_dim).zip(queries) {
                 let rotated = &mut head[m.heads.value_dim..];
                 rotated.copy_from_slice(&query[nope..]);
                 rope(rows.cpu, Rotation { style, cos, sin, scale: 1.0 }, rotated, n_rope);
             }
-            scale(rows.cpu, row, temperatures.get(r).map_or(factor, |t| factor * t));
+            scale(rows.cpu, row, s.query_scale(c, i, r));
         });
     }
-}
-
-/// Cosines and sines of row `r` in layer `i`; empty without RoPE.
-pub(super) fn turns<'s>(c: &Config, i: usize, r: usize, s: &'s AttentionScratch) -> (&'s [f32], &'s [f32]) {
-    let Some(rope) = c.layers[i].rope else { return Default::default() };
-    let at = (r * c.ropes.len() + rope) * c.rope_pairs();
-    let end = at + c.ropes[rope].n_rot / 2;
-    (&s.cos[at..end], &s.sin[at..end])
 }
 
 /// `out[h] = w[h] x[h]` for each head; heads of `x` and `out` are `width` floats apart, which is at least the rows of a
