@@ -2,10 +2,13 @@
 //! tensors of a model, from which [`Recipe::file`] makes a GGUF file; `NAME.f32` has the outputs of llama.cpp.
 
 use std::fs;
+use std::sync::{Arc, Mutex};
 
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use starling::gguf::{GgufWriter, Value};
+use starling::model::Model;
+use starling::pool::Inline;
 use starling::quant::{Dtype, Quantiser};
 
 use crate::numpy::Generator;
@@ -89,6 +92,21 @@ pub fn recipes() -> Vec<Recipe> {
 pub fn recipe(name: &str) -> Recipe {
     let path = fixtures().join(format!("architectures/{name}.json"));
     serde_json::from_slice(&fs::read(&path).expect("a file")).unwrap_or_else(|e| panic!("{path:?}: {e}"))
+}
+
+/// The model of a recipe in F32, made once.
+///
+/// # Panics
+/// If the file cannot be read, or the model does not load.
+pub fn model(name: &'static str) -> Arc<Model> {
+    static MADE: Mutex<Vec<(&str, Arc<Model>)>> = Mutex::new(Vec::new());
+    let mut made = MADE.lock().expect("no panic");
+    if let Some((_, model)) = made.iter().find(|(n, _)| *n == name) {
+        return Arc::clone(model);
+    }
+    let model = Arc::new(Model::load(&recipe(name).file(Dtype::F32), &Inline).expect("a model"));
+    made.push((name, Arc::clone(&model)));
+    model
 }
 
 /// The nearest bfloat16, ties to even; subnormals of f16 become zero.

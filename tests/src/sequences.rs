@@ -39,20 +39,48 @@ pub fn engine_with_pages(
     batch_tokens: usize,
     pages: usize,
 ) -> Engine {
-    let kv_type = KvType::F16;
+    engine_of_type(model, KvType::F16, n_ctx, max_seqs, batch_tokens, pages)
+}
+
+/// [`engine_with_pages`] with pages of another type.
+///
+/// # Panics
+/// If there is no memory.
+pub fn engine_of_type(
+    model: &Arc<Model>,
+    kv_type: KvType,
+    n_ctx: usize,
+    max_seqs: usize,
+    batch_tokens: usize,
+    pages: usize,
+) -> Engine {
     let kv_bytes = EngineOptions::kv_bytes_of(model, kv_type, pages * PAGE);
     let options = EngineOptions {
         kv_type,
         n_ctx,
         max_seqs,
         batch_tokens,
-        prefill_chunk: batch_tokens / 2,
+        prefill_chunk: batch_tokens.div_ceil(2),
         draft_rows: 24,
         kv_bytes,
         snapshots: Default::default(),
         model_sha256: Some([7; 32]),
     };
     Engine::new(Arc::clone(model), &Inline, options).expect("memory")
+}
+
+/// A request for exactly `max_tokens` tokens.
+pub fn request(tokens: &[u32], max_tokens: usize, seed: u64) -> Request {
+    let mut request = Request::new(tokens.to_vec());
+    request.max_tokens = Some(max_tokens);
+    request.ignore_eos = true;
+    request.sampling.seed = seed;
+    request
+}
+
+/// A prompt for models of [`crate::architecture`].
+pub fn prompt(n: usize, seed: usize) -> Vec<u32> {
+    (0..n).map(|i| ((i * i * 31 + i * 7 + seed * 13) % 120) as u32 + 4).collect()
 }
 
 /// Recorded result of a request.

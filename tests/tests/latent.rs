@@ -1,61 +1,24 @@
 //! Multi-head latent attention: the cache has one latent key per token and layer, and neither instruction sets, chunks,
 //! batches, preemption nor cached pages change a bit of an answer.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use starling::draft::Speculation;
-use starling::engine::{Engine, EngineOptions, Request};
+use starling::engine::{Engine, Request};
 use starling::kernels::Cpu;
 use starling::kernels::attention::{KvType, PAGE};
 use starling::model::Model;
 use starling::model::evaluate::{Evaluation, EvaluationError};
 use starling::pool::Inline;
-use starling::quant::Dtype;
-use starling_tests::architecture::recipe;
-use starling_tests::sequences::{run, same};
+use starling_tests::architecture::model;
+use starling_tests::sequences::{engine_of_type, prompt, request, run, same};
 
 /// Models with compressed and direct queries, with split and fused projections of the heads.
 const MODELS: [&str; 3] = ["deepseek2", "minicpm3", "plm"];
 
-/// Models that were made, by name.
-static MADE: Mutex<Vec<(&str, Arc<Model>)>> = Mutex::new(Vec::new());
-
-fn model(name: &'static str) -> Arc<Model> {
-    let mut made = MADE.lock().expect("no panic");
-    if let Some((_, model)) = made.iter().find(|(n, _)| *n == name) {
-        return Arc::clone(model);
-    }
-    let model = Arc::new(Model::load(&recipe(name).file(Dtype::F32), &Inline).expect("a model"));
-    made.push((name, Arc::clone(&model)));
-    model
-}
-
 fn engine(model: &Arc<Model>, kv_type: KvType, max_seqs: usize, batch_tokens: usize, pages: usize) -> Engine {
-    let options = EngineOptions {
-        kv_type,
-        n_ctx: 256,
-        max_seqs,
-        batch_tokens,
-        prefill_chunk: batch_tokens.div_ceil(2),
-        draft_rows: 24,
-        kv_bytes: EngineOptions::kv_bytes_of(model, kv_type, pages * PAGE),
-        snapshots: Default::default(),
-        model_sha256: Some([7; 32]),
-    };
-    Engine::new(Arc::clone(model), &Inline, options).expect("memory")
-}
-
-fn prompt(n: usize, seed: usize) -> Vec<u32> {
-    (0..n).map(|i| ((i * i * 31 + i * 7 + seed * 13) % 120) as u32 + 4).collect()
-}
-
-fn request(tokens: &[u32], max_tokens: usize, seed: u64) -> Request {
-    let mut request = Request::new(tokens.to_vec());
-    request.max_tokens = Some(max_tokens);
-    request.ignore_eos = true;
-    request.sampling.seed = seed;
-    request
+    engine_of_type(model, kv_type, 256, max_seqs, batch_tokens, pages)
 }
 
 /// 64 latent and 32 rotated elements for each token of 3 layers, whatever the number of heads; int8 with two scales.

@@ -1,7 +1,7 @@
 //! Models whose layers have heads of different sizes, or read keys and values of other layers: neither batches, chunks,
 //! caches, preemption, exported pages nor windows change a bit of an answer.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -12,37 +12,12 @@ use starling::kernels::attention::{KvMemory, KvType, PAGE};
 use starling::model::{Exec, KvRef, Model, Run, ScratchSize};
 use starling::pool::Inline;
 use starling::quant::Dtype;
-use starling_tests::architecture::recipe;
+use starling_tests::architecture::{model, recipe};
 use starling_tests::embedding;
-use starling_tests::sequences::{engine_with_pages, run, same};
+use starling_tests::sequences::{engine_with_pages, prompt, request, run, same};
 
 /// Shared keys and values, heads per layer, keys longer than values, no attention in some layers, several passes.
 const MODELS: [&str; 5] = ["gemma4", "gemma3n", "mimo2", "deci", "hrm_text"];
-
-/// Models that were made, by name.
-static MADE: Mutex<Vec<(&str, Arc<Model>)>> = Mutex::new(Vec::new());
-
-fn model(name: &'static str) -> Arc<Model> {
-    let mut made = MADE.lock().expect("no panic");
-    if let Some((_, model)) = made.iter().find(|(n, _)| *n == name) {
-        return Arc::clone(model);
-    }
-    let model = Arc::new(Model::load(&recipe(name).file(Dtype::F32), &Inline).expect("a model"));
-    made.push((name, Arc::clone(&model)));
-    model
-}
-
-fn request(tokens: &[u32], max_tokens: usize, seed: u64) -> Request {
-    let mut request = Request::new(tokens.to_vec());
-    request.max_tokens = Some(max_tokens);
-    request.ignore_eos = true;
-    request.sampling.seed = seed;
-    request
-}
-
-fn prompt(n: usize, seed: usize) -> Vec<u32> {
-    (0..n).map(|i| ((i * i * 31 + i * 7 + seed * 13) % 120) as u32 + 4).collect()
-}
 
 /// A page holds the keys and values of the layers that have their own, each of its size.
 #[test]
@@ -94,7 +69,7 @@ fn exported_pages_are_imported() {
         let seen = [&mut a, &mut b].map(|engine| run(engine, &[request(&second, 9, 2)], 0).remove(0));
         assert_eq!((seen[0].n_cached, seen[1].n_cached), (80, 80), "{name}");
         assert_eq!(same(&seen[..1]), same(&seen[1..]), "{name}");
-        let mut other = engine_with_pages(&self::model("openelm"), 256, 1, 64, 40);
+        let mut other = engine_with_pages(&starling_tests::architecture::model("openelm"), 256, 1, 64, 40);
         assert!(other.import_pages(&exported).is_err(), "{name}: pages of another size");
     }
 }

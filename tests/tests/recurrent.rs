@@ -1,11 +1,11 @@
 //! Models with recurrent layers: neither batches, chunks, caches, preemption nor speculation change a bit of an answer,
 //! and a second turn resumes from a snapshot of the state.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use starling::draft::{Drafter, Speculation};
-use starling::engine::{Engine, EngineOptions, Event, Request, SnapshotOptions};
+use starling::engine::{Engine, Event, Request};
 use starling::kernels::Cpu;
 use starling::kernels::attention::{KvType, PAGE};
 use starling::kv::PageError;
@@ -15,8 +15,8 @@ use starling::pool::Inline;
 use starling::quant::Dtype;
 use starling::receipt::verify;
 use starling::sampler::LogprobKind;
-use starling_tests::architecture::recipe;
-use starling_tests::sequences::{run, same};
+use starling_tests::architecture::{model, recipe};
+use starling_tests::sequences::{engine_of_type, prompt, request, run, same};
 
 /// A model of each kind of recurrent layer, alone or beside attention.
 const MODELS: [&str; 12] = [
@@ -34,44 +34,8 @@ const MODELS: [&str; 12] = [
     "kimi-linear",
 ];
 
-/// Models that were made, by name.
-static MADE: Mutex<Vec<(&str, Arc<Model>)>> = Mutex::new(Vec::new());
-
-fn model(name: &'static str) -> Arc<Model> {
-    let mut made = MADE.lock().expect("no panic");
-    if let Some((_, model)) = made.iter().find(|(n, _)| *n == name) {
-        return Arc::clone(model);
-    }
-    let model = Arc::new(Model::load(&recipe(name).file(Dtype::F32), &Inline).expect("a model"));
-    made.push((name, Arc::clone(&model)));
-    model
-}
-
 fn engine(model: &Arc<Model>, max_seqs: usize, batch_tokens: usize, pages: usize) -> Engine {
-    let options = EngineOptions {
-        kv_type: KvType::F32,
-        n_ctx: 256,
-        max_seqs,
-        batch_tokens,
-        prefill_chunk: batch_tokens.div_ceil(2),
-        draft_rows: 24,
-        kv_bytes: EngineOptions::kv_bytes_of(model, KvType::F32, pages * PAGE),
-        snapshots: SnapshotOptions::default(),
-        model_sha256: Some([7; 32]),
-    };
-    Engine::new(Arc::clone(model), &Inline, options).expect("memory")
-}
-
-fn request(tokens: &[u32], max_tokens: usize, seed: u64) -> Request {
-    let mut request = Request::new(tokens.to_vec());
-    request.max_tokens = Some(max_tokens);
-    request.ignore_eos = true;
-    request.sampling.seed = seed;
-    request
-}
-
-fn prompt(n: usize, seed: usize) -> Vec<u32> {
-    (0..n).map(|i| ((i * i * 31 + i * 7 + seed * 13) % 120) as u32 + 4).collect()
+    engine_of_type(model, KvType::F32, 256, max_seqs, batch_tokens, pages)
 }
 
 /// A second turn computes only what is new: after the last page boundary of the first answer.
