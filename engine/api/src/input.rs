@@ -52,6 +52,11 @@ impl Input {
     }
 }
 
+/// A token ID of JSON.
+pub(crate) fn token<E: de::Error>(n: u64, expected: &dyn de::Expected) -> Result<u32, E> {
+    u32::try_from(n).map_err(|_| E::invalid_value(de::Unexpected::Unsigned(n), expected))
+}
+
 /// Item of a list.
 #[derive(Debug)]
 enum Item {
@@ -74,8 +79,7 @@ impl<'de> Deserialize<'de> for Item {
                 Ok(Item::Text(text.into()))
             }
             fn visit_u64<E: de::Error>(self, n: u64) -> Result<Item, E> {
-                let token = u32::try_from(n);
-                token.map(Item::Token).map_err(|_| E::invalid_value(de::Unexpected::Unsigned(n), &self))
+                token(n, &self).map(Item::Token)
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Item, A::Error> {
                 let mut tokens = Vec::new();

@@ -6,6 +6,8 @@ use serde::de::{self, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use starling::tokenizer::{EncodeOptions, Tokenizer};
 
+use crate::input::token;
+
 /// The prompts of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -81,30 +83,12 @@ fn read_object<'de, A: MapAccess<'de>>(mut map: A) -> Result<LlamaPrompt, A::Err
     Ok(LlamaPrompt::text(&text))
 }
 
-fn token<E: de::Error>(n: u64, expected: &dyn de::Expected) -> Result<u32, E> {
-    u32::try_from(n).map_err(|_| E::invalid_value(de::Unexpected::Unsigned(n), expected))
-}
-
 /// Token ID or text, in a prompt that is a list of both.
-struct PartOfList(Item);
-
-impl<'de> Deserialize<'de> for PartOfList {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Any;
-        impl Visitor<'_> for Any {
-            type Value = PartOfList;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a token id or a string")
-            }
-            fn visit_str<E>(self, text: &str) -> Result<PartOfList, E> {
-                Ok(PartOfList(Item::Text(text.into())))
-            }
-            fn visit_u64<E: de::Error>(self, n: u64) -> Result<PartOfList, E> {
-                Ok(PartOfList(Item::Token(token(n, &self)?)))
-            }
-        }
-        deserializer.deserialize_any(Any)
-    }
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a token id or a string")]
+enum ListedPart {
+    Text(String),
+    Token(u32),
 }
 
 impl<'de> Deserialize<'de> for Item {
@@ -126,11 +110,10 @@ impl<'de> Deserialize<'de> for Item {
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Item, A::Error> {
                 let mut prompt = LlamaPrompt::default();
-                while let Some(PartOfList(item)) = seq.next_element()? {
-                    match item {
-                        Item::Token(token) => prompt.add_token(token),
-                        Item::Text(text) => prompt.0.push(PromptPart::Text(text)),
-                        Item::Prompt(_) => {}
+                while let Some(part) = seq.next_element()? {
+                    match part {
+                        ListedPart::Token(token) => prompt.add_token(token),
+                        ListedPart::Text(text) => prompt.0.push(PromptPart::Text(text)),
                     }
                 }
                 Ok(Item::Prompt(prompt))
