@@ -164,6 +164,13 @@ impl PageQuery {
         Ok(query)
     }
 
+    /// The list of a page, from the objects of [`PageQuery::rest`].
+    pub fn list(&self, mut rest: Vec<(String, Box<RawValue>)>) -> StoredList {
+        let has_more = rest.len() > self.limit;
+        rest.truncate(self.limit);
+        StoredList::new(rest, has_more)
+    }
+
     /// The page of objects in ascending order that `id` names: all after [`PageQuery::after`]. `None` if that does not exist.
     pub fn rest<T>(&self, mut objects: Vec<T>, id: impl Fn(&T) -> &str) -> Option<Vec<T>> {
         if self.is_descending {

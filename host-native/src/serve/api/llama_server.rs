@@ -12,13 +12,12 @@ use starling_api::llama_server::props::{
 };
 use starling_api::llama_server::request::LlamaCompletionRequest;
 use starling_api::llama_server::tokenize::{LlamaText, LlamaTokenizeRequest, Tokenized};
-use starling_api::native::tokenize::DetokenizeRequest;
+use starling_api::native::tokenize::{DetokenizeRequest, DetokenizeResponse};
 use starling_api::openai::chat::ChatCompletionRequest;
 use starling_api::openai::embeddings::{EmbeddingRequest, Encoding};
 use starling_api::openai::options::{Logprobs, OneOrMany, Options};
 use starling_api::stream::{Framing, ServerSentEvent};
 
-use super::super::offload::offload;
 use super::super::state::{Caller, Server};
 use super::answer::{Delivery, SystemClock, respond};
 use super::body::Body;
@@ -28,6 +27,7 @@ use super::error::{ApiError, ErrorBody, HttpError, json, with_skipped};
 use super::messages::offload_tokenize;
 use super::options::sampling;
 use super::text::{TextPrompt, TextRequest, start_text};
+use super::tokenize::decode;
 use super::writes::Writes;
 
 /// Continue prompts: the response is a list if there are several.
@@ -165,13 +165,7 @@ pub async fn detokenize(
     caller: Caller,
     Body(body): Body<DetokenizeRequest>,
 ) -> Result<Response, HttpError> {
-    let instance = server.model(body.model.as_deref(), None, &caller).await?;
-    let n_tokens = body.tokens.len();
-    let decode = move || {
-        let text = body.detokenize(&instance.model.tokenizer)?.text;
-        Ok(json(StatusCode::OK, &LlamaText { content: text.clone(), text }))
-    };
-    offload(n_tokens, decode).await?
+    decode(&server, &caller, body, |DetokenizeResponse { text }| LlamaText { content: text.clone(), text }).await
 }
 
 /// Properties of the server and its default model.

@@ -205,6 +205,18 @@ async fn read(server: &Server, caller: &Caller, id: &str) -> Result<(Stored, Row
     Ok((Stored::decode(&value).ok_or_else(malformed)?, row, info))
 }
 
+/// Deletes a row durably. False if there is none.
+///
+/// # Errors
+/// If the store cannot write.
+pub async fn remove(store: &StateStore, row: RowId) -> Result<bool, ApiError> {
+    if store.info(&row).is_none() {
+        return Ok(false);
+    }
+    store.delete(row).durable().await.map_err(|e| state_error(&e))?;
+    Ok(true)
+}
+
 /// A response of JSON that is serialised already.
 pub fn raw(body: &RawValue) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], body.get().to_string()).into_response()
@@ -267,11 +279,9 @@ pub async fn delete(
     PathParams(id): PathParams<String>,
 ) -> Result<Response, HttpError> {
     let store = server.state_store("stored completions")?;
-    let row = row_id(&caller, &id);
-    if store.info(&row).is_none() {
+    if !remove(store, row_id(&caller, &id)).await? {
         return Err(not_found("completion_id").into());
     }
-    store.delete(row).durable().await.map_err(|e| state_error(&e))?;
     Ok(json(StatusCode::OK, &Deleted { id, object: "chat.completion.deleted", deleted: true }))
 }
 
@@ -294,10 +304,8 @@ pub async fn messages(
     let (stored, ..) = read(&server, &caller, &id).await?;
     let messages: Vec<Box<RawValue>> = serde_json::from_slice(&stored.messages).map_err(|_| malformed())?;
     let messages = messages.into_iter().enumerate().map(|(i, message)| (format!("{id}-{i}"), message)).collect();
-    let mut rest = query.rest(messages, |(id, _)| id).ok_or_else(|| not_found("after"))?;
-    let has_more = rest.len() > query.limit;
-    rest.truncate(query.limit);
-    Ok(json(StatusCode::OK, &StoredList::new(rest, has_more)))
+    let rest = query.rest(messages, |(id, _)| id).ok_or_else(|| not_found("after"))?;
+    Ok(json(StatusCode::OK, &query.list(rest)))
 }
 
 /// List stored chat completions, the oldest first.
@@ -337,7 +345,5 @@ fn page(store: &StateStore, tenant: &str, query: &PageQuery) -> Result<StoredLis
             break;
         }
     }
-    let has_more = found.len() > query.limit;
-    found.truncate(query.limit);
-    Ok(StoredList::new(found, has_more))
+    Ok(query.list(found))
 }

@@ -21,7 +21,7 @@ use super::super::state::{Caller, Server, unix_millis};
 use super::super::state_store::{Kind, RowId, StateError, StateStore};
 use super::error::{ApiError, ErrorBody, HttpError, INVALID_REQUEST, json, quoted};
 use super::params::{PathParams, QueryParams};
-use super::stored::{PageParams, raw};
+use super::stored::{PageParams, raw, remove};
 use super::writes::{Writes, state_error};
 
 /// What a response that is kept needs besides itself.
@@ -219,11 +219,9 @@ pub async fn delete(
     PathParams(id): PathParams<String>,
 ) -> Result<Response, HttpError> {
     let store = server.state_store("stored responses")?;
-    let row = row_id(&caller, &id);
-    if store.info(&row).is_none() {
+    if !remove(store, row_id(&caller, &id)).await? {
         return Err(not_found(&id).into());
     }
-    store.delete(row).durable().await.map_err(|e| state_error(&e))?;
     Ok(json(StatusCode::OK, &DeletedResponse { id, object: "response", deleted: true }))
 }
 
@@ -245,8 +243,6 @@ pub async fn input_items(
     let query = PageQuery::newest_first(query)?;
     let items = of_path(&server, &caller, &id).await?.into_input();
     let no_item = || ApiError::param("after", "after: the response has no item of this ID");
-    let mut rest = query.rest(items, |(id, _)| id).ok_or_else(no_item)?;
-    let has_more = rest.len() > query.limit;
-    rest.truncate(query.limit);
-    Ok(json(StatusCode::OK, &StoredList::new(rest, has_more)))
+    let rest = query.rest(items, |(id, _)| id).ok_or_else(no_item)?;
+    Ok(json(StatusCode::OK, &query.list(rest)))
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
+use serde::Serialize;
 use starling_api::messages::{chat_end, check_messages};
 use starling_api::native::tokenize::{
     DetokenizeRequest, DetokenizeResponse, TemplateRequest, TemplateResponse, TokenizeRequest, TokenizeResponse,
@@ -51,9 +52,22 @@ pub async fn detokenize(
     caller: Caller,
     Body(body): Body<DetokenizeRequest>,
 ) -> Result<Response, HttpError> {
-    let instance = server.model(body.model.as_deref(), None, &caller).await?;
+    decode(&server, &caller, body, |text| text).await
+}
+
+/// Decodes tokens; the response is what `form` makes of the text.
+///
+/// # Errors
+/// A wrong request.
+pub async fn decode<T: Serialize>(
+    server: &Server,
+    caller: &Caller,
+    body: DetokenizeRequest,
+    form: impl FnOnce(DetokenizeResponse) -> T + Send + 'static,
+) -> Result<Response, HttpError> {
+    let instance = server.model(body.model.as_deref(), None, caller).await?;
     let n_tokens = body.tokens.len();
-    let decode = move || Ok(json(StatusCode::OK, &body.detokenize(&instance.model.tokenizer)?));
+    let decode = move || Ok(json(StatusCode::OK, &form(body.detokenize(&instance.model.tokenizer)?)));
     offload(n_tokens, decode).await?
 }
 
