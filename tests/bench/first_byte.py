@@ -4,8 +4,8 @@
     tests/bench/first_byte.py target/release/starling [--requests 300] [--model MODEL.gguf]
 
 The same greedy answer is asked for through every API, in turns, over one connection; the server keeps it after the first time
-(--response-cache), so that nothing is computed. The text must be the same. Prints a Markdown table: median milliseconds from the
-request to the first byte of the body, and the difference to /v1/generate, which has no layer.
+(--response-cache), so that nothing is computed. Prints a Markdown table: median milliseconds from the request to the first
+byte of the body, and the difference to /v1/generate, which has no layer.
 """
 
 import argparse

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use starling::draft::Speculation;
 use starling::engine::{Engine, EngineOptions, Event, FinishReason, Request, RequestId, TokenLogprobs};
 use starling::error::RequestError;
 use starling::kernels::Cpu;
@@ -171,6 +172,29 @@ pub fn run_without(engine: &mut Engine, requests: &[Request], apart: usize, gone
         }
     }
     all
+}
+
+/// Asserts that requests have the same answers together as alone, in engines that `engine` makes for `max_seqs`,
+/// `batch_tokens` and `pages`. Together they run twice, the `i`th from step `i * apart`; every second one drafts its answer
+/// with some wrong tokens.
+///
+/// # Panics
+/// If an answer differs.
+pub fn check_together(
+    engine: impl Fn(usize, usize, usize) -> Engine,
+    mut requests: Vec<Request>,
+    (batch_tokens, pages, apart): (usize, usize, usize),
+) {
+    let alone: Vec<Seen> =
+        requests.iter().map(|r| run(&mut engine(1, 512, 40), std::slice::from_ref(r), 0).remove(0)).collect();
+    for (request, seen) in requests.iter_mut().zip(&alone).step_by(2) {
+        let prediction = seen.answer.iter().enumerate().map(|(i, (t, _))| if i % 7 == 5 { 5 } else { *t }).collect();
+        request.speculation = Speculation { max: 6, min_acceptance: 0.0, prediction, ..Speculation::default() };
+    }
+    let mut shared = engine(3, batch_tokens, pages);
+    for _ in 0..2 {
+        assert_eq!(same(&run(&mut shared, &requests, apart)), same(&alone));
+    }
 }
 
 /// The results without the fields that depend on timing and cache state.

@@ -212,7 +212,7 @@ fn logits_both_ways(model: &Model, ids: &[u32]) -> Vec<f32> {
     (0..out.len()).flat_map(|row| out.logits(row).to_vec()).collect()
 }
 
-/// Deviation of the worst of the first `prompts` prompts from the reference.
+/// Deviation of the worst prompt from the reference.
 fn deviation(recipe: &Recipe, model: &Arc<Model>, chunked: bool) -> f64 {
     let mut worst = 0.0f64;
     for (ids, want) in recipe.prompts.iter().zip(recipe.expected()) {

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use starling::draft::Speculation;
 use starling::engine::{Engine, Request};
 use starling::kernels::Cpu;
 use starling::kernels::attention::{KvType, PAGE};
@@ -12,7 +11,7 @@ use starling::model::Model;
 use starling::model::evaluate::{Evaluation, EvaluationError};
 use starling::pool::Inline;
 use starling_tests::architecture::model;
-use starling_tests::sequences::{engine_of_type, prompt, request, run, same};
+use starling_tests::sequences::{check_together, engine_of_type, prompt, request, run, same};
 
 /// Models with compressed and direct queries, with split and fused projections of the heads.
 const MODELS: [&str; 3] = ["deepseek2", "minicpm3", "plm"];
@@ -100,20 +99,9 @@ proptest! {
         apart in 0usize..4,
     ) {
         let (model, kv_type) = (model(name), KvType::ALL[t]);
-        let mut requests: Vec<Request> =
+        let requests: Vec<Request> =
             lens.iter().enumerate().map(|(i, (n, m))| request(&prompt(*n, i % 2), *m, i as u64)).collect();
-        let alone: Vec<_> = requests
-            .iter()
-            .map(|r| run(&mut engine(&model, kv_type, 1, 512, 40), std::slice::from_ref(r), 0).remove(0))
-            .collect();
-        for (request, seen) in requests.iter_mut().zip(&alone).step_by(2) {
-            // right tokens, and some wrong ones
-            let prediction = seen.answer.iter().enumerate().map(|(i, (t, _))| if i % 7 == 5 { 5 } else { *t }).collect();
-            request.speculation = Speculation { max: 6, min_acceptance: 0.0, prediction, ..Speculation::default() };
-        }
-        let mut shared = engine(&model, kv_type, 3, batch, pages);
-        for _ in 0..2 {
-            prop_assert_eq!(same(&run(&mut shared, &requests, apart)), same(&alone));
-        }
+        let engine = |max_seqs, batch_tokens, pages| engine(&model, kv_type, max_seqs, batch_tokens, pages);
+        check_together(engine, requests, (batch, pages, apart));
     }
 }

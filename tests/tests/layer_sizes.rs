@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use serde_json::json;
-use starling::draft::Speculation;
 use starling::engine::{EngineOptions, Request};
 use starling::kernels::Cpu;
 use starling::kernels::attention::{KvMemory, KvType, PAGE};
@@ -14,7 +13,7 @@ use starling::pool::Inline;
 use starling::quant::Dtype;
 use starling_tests::architecture::{model, recipe};
 use starling_tests::embedding;
-use starling_tests::sequences::{engine_with_pages, prompt, request, run, same};
+use starling_tests::sequences::{check_together, engine_with_pages, prompt, request, run, same};
 
 /// Shared keys and values, heads per layer, keys longer than values, no attention in some layers, several passes.
 const MODELS: [&str; 5] = ["gemma4", "gemma3n", "mimo2", "deci", "hrm_text"];
@@ -104,20 +103,9 @@ proptest! {
         apart in 0usize..4,
     ) {
         let model = model(name);
-        let mut requests: Vec<Request> =
+        let requests: Vec<Request> =
             lens.iter().enumerate().map(|(i, (n, m))| request(&prompt(*n, i % 2), *m, i as u64)).collect();
-        let alone: Vec<_> = requests
-            .iter()
-            .map(|r| run(&mut engine_with_pages(&model, 256, 1, 512, 40), std::slice::from_ref(r), 0).remove(0))
-            .collect();
-        for (request, seen) in requests.iter_mut().zip(&alone).step_by(2) {
-            // right tokens, and some wrong ones
-            let prediction = seen.answer.iter().enumerate().map(|(i, (t, _))| if i % 7 == 5 { 5 } else { *t }).collect();
-            request.speculation = Speculation { max: 6, min_acceptance: 0.0, prediction, ..Speculation::default() };
-        }
-        let mut shared = engine_with_pages(&model, 256, 3, batch, pages);
-        for _ in 0..2 {
-            prop_assert_eq!(same(&run(&mut shared, &requests, apart)), same(&alone));
-        }
+        let engine = |max_seqs, batch_tokens, pages| engine_with_pages(&model, 256, max_seqs, batch_tokens, pages);
+        check_together(engine, requests, (batch, pages, apart));
     }
 }

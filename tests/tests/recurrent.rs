@@ -16,7 +16,7 @@ use starling::quant::Dtype;
 use starling::receipt::verify;
 use starling::sampler::LogprobKind;
 use starling_tests::architecture::{model, recipe};
-use starling_tests::sequences::{engine_of_type, prompt, request, run, same};
+use starling_tests::sequences::{check_together, engine_of_type, prompt, request, run, same};
 
 /// A model of each kind of recurrent layer, alone or beside attention.
 const MODELS: [&str; 12] = [
@@ -248,21 +248,12 @@ proptest! {
         apart in 0usize..4,
     ) {
         let model = model(name);
-        let mut requests: Vec<Request> = lens.iter().enumerate().map(|(i, (n, m))| {
+        let requests: Vec<Request> = lens.iter().enumerate().map(|(i, (n, m))| {
             let mut request = request(&prompt(*n, i % 2), *m, i as u64);
             request.prompt_logprobs = i == 1;
             request
         }).collect();
-        let alone: Vec<_> =
-            requests.iter().map(|r| run(&mut engine(&model, 1, 512, 40), std::slice::from_ref(r), 0).remove(0)).collect();
-        for (request, seen) in requests.iter_mut().zip(&alone).step_by(2) {
-            // right tokens, and some wrong ones
-            let prediction = seen.answer.iter().enumerate().map(|(i, (t, _))| if i % 7 == 5 { 5 } else { *t }).collect();
-            request.speculation = Speculation { max: 6, min_acceptance: 0.0, prediction, ..Speculation::default() };
-        }
-        let mut shared = engine(&model, 3, batch, pages);
-        for _ in 0..2 {
-            prop_assert_eq!(same(&run(&mut shared, &requests, apart)), same(&alone));
-        }
+        let engine = |max_seqs, batch_tokens, pages| engine(&model, max_seqs, batch_tokens, pages);
+        check_together(engine, requests, (batch, pages, apart));
     }
 }
