@@ -248,6 +248,9 @@ test("the key is asked for, kept for the tab, and asked for again if it is wrong
   await page.press("#message", "Enter");
   await form.waitFor({ state: "visible" });
   assert.equal(await page.evaluate(() => localStorage.getItem("starling-key")), null);
+  await page.fill("#key", "other");
+  await page.press("#key", "Enter");
+  await said(page, "is ready");
   await close();
 });
 

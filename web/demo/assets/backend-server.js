@@ -1,7 +1,7 @@
 // Back end of a server's page: its own API. The server sends this file as backend.js.
 
 import { $, button, element, icon, recall, remember } from "./dom.js";
-import { bodyOf, eventOf, eventsOf, jsonOf, parseChunk } from "./wire.js";
+import { bodyOf, eventOf, eventsOf, jsonOf, parseChunk, partsOf } from "./wire.js";
 
 /** The key is kept for the tab; the reference at /docs uses it too. */
 const KEY = ["starling-key", "sessionStorage"];
@@ -10,7 +10,9 @@ const INTERVAL = 700;
 /** Milliseconds between looks at the models while they are shown. */
 const SHOWN_INTERVAL = 3000;
 
-const STATES = { loaded: "ready", loading: "loading", draining: "loading", failed: "failed", unloaded: "unloaded" };
+const STATES = { loaded: "ready", loading: "loading", draining: "loading", failed: "failed" };
+/** The state of a model of the list. */
+const stateOf = ({ status }) => STATES[status.value] ?? "unloaded";
 
 class ServerError extends Error {
   constructor(status, message) {
@@ -22,7 +24,7 @@ class ServerError extends Error {
 /** `ui` is that of backend.js. */
 export class Backend {
   kind = "server";
-  /** `{ name, contextLength, generates, chats, sampling }` of the chosen model; incomplete until it is loaded. */
+  /** `{ name, contextLength, generates, sampling }` of the chosen model; incomplete until it is loaded. */
   model = undefined;
   /** `none`, `unloaded`, `loading`, `ready` or `failed`. */
   state = "none";
@@ -53,7 +55,8 @@ export class Backend {
       await this.#refresh();
       $("key-form").hidden = true;
     } catch (e) {
-      this.state = e.status === 401 ? "none" : "failed";
+      if (e.status !== 401) this.state = "failed";
+      this.ui.progress(undefined);
       this.ui.fail(e);
       this.ui.changed();
     }
@@ -94,6 +97,7 @@ export class Backend {
       ? "The server does not accept this key. Check it, and enter it again."
       : "The key stays in this tab and is forgotten when the tab is closed.";
     this.#setKey(undefined);
+    this.state = "none";
     $("key-form").hidden = false;
     $("key").focus();
   }
@@ -106,11 +110,10 @@ export class Backend {
     const wanted = this.model?.name ?? recall("starling-model");
     this.#choose(data.find(({ id }) => id === wanted) ?? data.find(({ generates }) => generates) ?? data[0]);
     this.#drawList();
-    const isLoading = data.some(({ status }) => STATES[status.value] === "loading");
+    const isLoading = data.some((card) => stateOf(card) === "loading");
     const isShown = $("model-panel").matches(":popover-open");
     if (isLoading || isShown) {
-      const next = () => this.#refresh().catch((e) => this.ui.fail(e));
-      this.#timer = setTimeout(next, isLoading ? INTERVAL : SHOWN_INTERVAL);
+      this.#timer = setTimeout(() => this.start(), isLoading ? INTERVAL : SHOWN_INTERVAL);
     }
   }
 
@@ -120,14 +123,13 @@ export class Backend {
       this.model = undefined;
       this.state = "none";
     } else {
-      this.state = STATES[card.status.value] ?? "unloaded";
+      this.state = stateOf(card);
       this.loadingName = card.id;
       this.model = {
         name: card.id,
         contextLength: card.max_model_len,
         // what is not loaded is loaded when it is asked
         generates: card.generates ?? true,
-        chats: true,
         sampling: card.chat_sampling,
         sha256: card.sha256,
       };
@@ -142,7 +144,7 @@ export class Backend {
   #drawList() {
     const item = (card) => {
       const isChosen = card.id === this.model?.name;
-      const state = STATES[card.status.value] ?? card.status.value;
+      const state = stateOf(card);
       const about = [
         { ready: "ready", loading: "loading", failed: "could not be loaded", unloaded: "loaded when asked" }[state],
         card.max_model_len && `context ${card.max_model_len}`,
@@ -162,7 +164,7 @@ export class Backend {
         isChosen ? icon("check") : "",
       );
       const row = element("li", {}, choose);
-      if (state === "ready") row.append(this.#manage("close", `Unload ${card.id}`, "models/unload", card.id));
+      if (state === "ready") row.append(this.#unloadButton(card.id));
       return row;
     };
     const focused = document.activeElement?.closest?.("#model-list li");
@@ -172,20 +174,16 @@ export class Backend {
     $("pull-form").hidden = !["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
   }
 
-  #manage(name, label, path, model) {
-    return button(
-      name,
-      label,
-      async () => {
-        try {
-          await this.#fetch(path, { model });
-          await this.#refresh();
-        } catch (e) {
-          this.ui.fail(e);
-        }
-      },
-      true,
-    );
+  #unloadButton(model) {
+    const unload = async () => {
+      try {
+        await this.#fetch("models/unload", { model });
+        await this.#refresh();
+      } catch (e) {
+        this.ui.fail(e);
+      }
+    };
+    return button("close", `Unload ${model}`, unload, true);
   }
 
   /** Uses a model from now on, and has it loaded. */
@@ -213,17 +211,11 @@ export class Backend {
     this.ui.progress({});
     try {
       const response = await this.#fetch("api/pull", { model });
-      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-      for (let rest = ""; ;) {
-        const { value, done } = await reader.read();
-        if (done) break;
-        const lines = (rest + value).split("\n");
-        rest = lines.pop();
-        for (const line of lines.filter((line) => line.trim())) {
-          const { error, completed, total } = JSON.parse(line);
-          if (error) throw new Error(error.message ?? error);
-          if (total) this.ui.progress({ from: "network", loaded: completed ?? 0, total });
-        }
+      for await (const line of partsOf(response.body, "\n")) {
+        if (!line.trim()) continue;
+        const { error, completed, total } = JSON.parse(line);
+        if (error) throw new Error(error.message ?? error);
+        if (total) this.ui.progress({ from: "network", loaded: completed ?? 0, total });
       }
     } catch (e) {
       this.ui.fail(e);

@@ -14,7 +14,7 @@ const BUNDLED = new URL(query.get("model") ?? "../../fixtures/starling-tiny/star
  */
 export class Backend {
   kind = "page";
-  /** `{ name, contextLength, generates, chats }` of a model that is ready. */
+  /** `{ name, contextLength, generates }` of a model that is ready. */
   model = undefined;
   /** `none`, `loading`, `ready` or `failed`. */
   state = "none";
@@ -83,7 +83,6 @@ export class Backend {
         name: info.name ?? info.architecture,
         contextLength: info.contextLength,
         generates: info.generates,
-        chats: info.chatTemplate !== null,
         sha256: info.sha256,
       };
       this.state = "ready";

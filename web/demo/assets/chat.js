@@ -23,8 +23,9 @@ export class Conversation {
   constructor(page) {
     this.page = page;
     this.isAnswering = false;
-    this.id = newId();
-    this.tree = { nodes: [], leaf: -1 };
+    const { id, ...tree } = empty();
+    this.id = id;
+    this.tree = tree;
     $("chat-form").onsubmit = (event) => {
       event.preventDefault();
       const content = $("message").value.trim();
@@ -35,8 +36,11 @@ export class Conversation {
     };
     $("clear").onclick = () => this.begin();
     $("export").onclick = () => this.#export();
-    const [last] = store.list();
-    if (last) this.open(last);
+  }
+
+  /** Shows the last conversation. */
+  start() {
+    this.open(store.list()[0] ?? empty());
   }
 
   get messages() {
@@ -45,7 +49,7 @@ export class Conversation {
 
   /** Begins a conversation. */
   begin() {
-    this.open({ id: newId(), nodes: [], leaf: -1 });
+    this.open(empty());
     $("message").focus();
   }
 
@@ -74,25 +78,24 @@ export class Conversation {
     const isRunning = nodes.at(-1)?.view?.isDone === false;
     const kept = (isRunning ? nodes.slice(0, -1) : nodes).map(({ view, ...node }) => node);
     const last = leaf < kept.length ? leaf : nodes[leaf].parent;
-    if (kept.length > 0) store.put({ id, title: kept[0].content.slice(0, 80), nodes: kept, leaf: last });
-    this.drawList();
+    const conversation = { id, title: kept[0]?.content.slice(0, 80), nodes: kept, leaf: last };
+    this.drawList(kept.length > 0 ? store.put(conversation) : store.list());
   }
 
-  drawList() {
-    const all = store.list();
+  drawList(all = store.list()) {
     $("no-conversations").hidden = all.length > 0;
     $("conversation-list").replaceChildren(
       ...all.map((conversation) => {
         const { id, title } = conversation;
         const open = element(
           "button",
-          { type: "button", className: "open", title, onclick: () => this.open(conversation) },
+          { type: "button", className: "open", title, onclick: () => id !== this.id && this.open(conversation) },
           title,
         );
         if (id === this.id) open.setAttribute("aria-current", "true");
         const remove = () => {
           store.remove(id);
-          if (id === this.id) this.open({ id: newId(), nodes: [], leaf: -1 });
+          if (id === this.id) this.open(empty());
           else this.drawList();
         };
         return element("li", {}, open, button("trash", `Remove the conversation ${title}`, remove, true));
@@ -244,7 +247,7 @@ export class Conversation {
     if (options?.seed !== undefined) {
       const seed = element(
         "button",
-        { type: "button", className: "link seed", title: "Copy the seed" },
+        { type: "button", className: "link", title: "Copy the seed" },
         `seed ${options.seed}`,
       );
       seed.onclick = () => navigator.clipboard.writeText(String(options.seed)).catch(() => {});
@@ -348,4 +351,5 @@ function wireMessage({ role, content, reasoning, calls, name, callId }) {
   };
 }
 
-const newId = () => crypto.randomUUID?.() ?? String(Math.random());
+/** A conversation without messages. */
+const empty = () => ({ id: crypto.randomUUID?.() ?? String(Math.random()), nodes: [], leaf: -1 });

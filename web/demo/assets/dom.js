@@ -76,6 +76,5 @@ export function copyButton(text, label = "Copy") {
     made.replaceChildren(icon(said === "Copied" ? "check" : "alert"), said);
     setTimeout(() => made.replaceChildren(icon("copy"), label), 1500);
   });
-  made.classList.add("copy");
   return made;
 }

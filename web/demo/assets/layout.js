@@ -36,16 +36,13 @@ export function connectPanels(chose) {
   const drawer = (isOpen) => {
     document.body.classList.toggle("drawer", isOpen);
     $("sidebar-button").setAttribute("aria-expanded", String(isOpen));
-    shade();
     (isOpen ? $("sidebar-close") : $("sidebar-button")).focus();
   };
   const settings = (isOpen) => {
     $("options").hidden = !isOpen;
     $("options-button").setAttribute("aria-expanded", String(isOpen));
-    shade();
     (isOpen ? $("options-close") : $("options-button")).focus();
   };
-  const shade = () => ($("shade").hidden = !document.body.classList.contains("drawer") && $("options").hidden);
   $("sidebar-button").onclick = () => drawer(true);
   $("sidebar-close").onclick = () => drawer(false);
   $("options-button").onclick = () => settings($("options").hidden);

@@ -65,6 +65,7 @@ function fragment(html) {
 function showBlocks(host, given) {
   const text = given.replace(/\r\n?/g, "\n");
   let { shown } = host;
+  if (shown?.text === text) return;
   if (!shown || !text.startsWith(shown.text)) {
     host.replaceChildren();
     shown = { text: "", settled: 0, blocks: [] };

@@ -9,7 +9,6 @@ import { Verifier } from "./verify.js";
 import { choose, chosen, connectKeys, connectPanels, connectScrolling } from "./layout.js";
 
 let generating;
-let connected;
 let written;
 let receipt;
 
@@ -232,6 +231,7 @@ $("write-receipt").onclick = () => {
   $("receipt").value = receipt;
 };
 
+const { toEnd } = connectScrolling();
 const conversation = new Conversation({
   answer,
   canWrite,
@@ -241,12 +241,10 @@ const conversation = new Conversation({
     verifier.show(text);
   },
   shown() {
-    if (!connected) return;
-    connected.toEnd();
+    toEnd();
     showWelcome();
   },
 });
-conversation.drawList();
 const verifier = new Verifier(backend);
 
 document.body.dataset.backend = backend.kind;
@@ -256,7 +254,7 @@ $("show-tokens").onchange = () => {
   written?.redraw();
   conversation.redraw();
 };
-connected = connectScrolling();
+conversation.start();
 connectPanels(showWelcome);
 connectKeys({
   stop,

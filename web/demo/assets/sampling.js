@@ -1,6 +1,7 @@
 // The settings: instructions, sampling, output format, tools.
 
 import { $, element } from "./dom.js";
+import { NAMES } from "./wire.js";
 
 /** Option, label, default (empty: none), minimum, step, and what an empty field means. */
 const controls = [
@@ -56,14 +57,8 @@ kind.onchange = () => {
 };
 $("sampling").append(element("label", {}, "Output format", kind), formLabel);
 
-/** Names of the options that a server tells of a model. */
-const TOLD = {
-  temperature: "temperature",
-  topK: "top_k",
-  topP: "top_p",
-  minP: "min_p",
-  repeatPenalty: "repetition_penalty",
-};
+/** Options that a server tells of a model. */
+const TOLD = ["temperature", "topK", "topP", "minP", "repeatPenalty"];
 /** Fields that the user has changed keep their values when the model changes. */
 const changed = new Set();
 $("sampling").addEventListener("input", ({ target }) => changed.add(target.id));
@@ -74,7 +69,7 @@ export function suit(sampling = {}) {
   told = sampling;
   for (const [name, , value] of controls) {
     const input = $(`option-${name}`);
-    if (!changed.has(input.id) && name in TOLD) input.value = String(trim(sampling[TOLD[name]] ?? value));
+    if (!changed.has(input.id) && TOLD.includes(name)) input.value = String(trim(sampling[NAMES[name]] ?? value));
   }
 }
 

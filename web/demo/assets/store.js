@@ -33,20 +33,24 @@ export function list() {
   }
 }
 
+/** Writes the conversations, and returns those that are kept. */
 function write(all) {
   // without the oldest if there is no room for all; receipts are the largest part
   for (let keep = Math.min(all.length, MAX); keep > 0; keep = Math.floor(keep / 2)) {
     try {
-      localStorage.setItem(KEY, JSON.stringify(all.slice(0, keep), digits));
-      return;
+      const kept = all.slice(0, keep);
+      localStorage.setItem(KEY, JSON.stringify(kept, digits));
+      return kept;
     } catch {
       // tried again with fewer
     }
   }
+  return list();
 }
 
+/** Keeps a conversation, and returns the list. */
 export function put(conversation) {
-  write([conversation, ...list().filter(({ id }) => id !== conversation.id)]);
+  return write([conversation, ...list().filter(({ id }) => id !== conversation.id)]);
 }
 
 export function remove(id) {

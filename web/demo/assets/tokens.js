@@ -55,10 +55,14 @@ export class Answer {
     this.body.append(text);
   }
 
+  /** Whether tokens are shown instead of the text. */
+  get isTokens() {
+    return showsTokens() && this.tokens.length > 0;
+  }
+
   /** Draws all anew after a change of "Tokens". */
   redraw() {
-    const isTokens = showsTokens() && this.tokens.length > 0;
-    this.body.replaceChildren(...(isTokens ? this.tokens.map((_, i) => this.#node(i)) : [this.text]));
+    this.body.replaceChildren(...(this.isTokens ? this.tokens.map((_, i) => this.#node(i)) : [this.text]));
   }
 
   #node(index) {
@@ -76,7 +80,7 @@ export class Answer {
     const rows = token.top?.map(({ text, logprob }) => {
       const bar = element("td", { className: "share" }, element("i"));
       bar.firstChild.style.width = `${(100 * Math.exp(logprob)).toFixed(1)}%`;
-      const isPicked = text === token.text || (token.top.length > 0 && logprob === token.logprob);
+      const isPicked = text === token.text || logprob === token.logprob;
       return element(
         "tr",
         { className: isPicked ? "picked" : "" },
@@ -150,7 +154,7 @@ export class ChatAnswer extends Answer {
   draw() {
     cancelAnimationFrame(this.#frame);
     this.#frame = 0;
-    if (showsTokens() && this.tokens.length > 0) return;
+    if (this.isTokens) return;
     showAnswer(this.body, this);
   }
 
@@ -162,8 +166,8 @@ export class ChatAnswer extends Answer {
 
   redraw() {
     this.clear();
-    if (showsTokens()) super.redraw();
-    if (!showsTokens() || this.tokens.length === 0) this.draw();
+    if (this.isTokens) super.redraw();
+    else this.draw();
   }
 }
 
@@ -179,11 +183,12 @@ export function showAnswer(body, { text, reasoning, calls, isDone }) {
   body.classList.toggle("waiting", !isDone && text === "" && !reasoning && calls.length === 0);
   for (const [i, call] of calls.entries()) {
     if (!call) continue;
-    const code = element("code");
     const details =
-      after.children[i] ?? folded("call", "tool", `Calls ${call.name}`, element("pre", { tabIndex: 0 }, code));
+      after.children[i] ??
+      folded("call", "tool", `Calls ${call.name}`, element("pre", { tabIndex: 0 }, element("code")));
     if (!details.isConnected) after.append(details);
-    details.querySelector("code").replaceChildren(...highlight(pretty(call.arguments), "json"));
+    const [code, shown] = [details.querySelector("code"), pretty(call.arguments)];
+    if (code.textContent !== shown) code.replaceChildren(...highlight(shown, "json"));
   }
 }
 

@@ -3,10 +3,10 @@
 /** Tokens at most of a text that is continued, if the settings name no number. */
 const WRITE_TOKENS = 200;
 /** Alternatives shown for each token. */
-export const ALTERNATIVES = 5;
+const ALTERNATIVES = 5;
 
 /** Names of options in the API. */
-const NAMES = {
+export const NAMES = {
   maxTokens: "max_tokens",
   temperature: "temperature",
   topK: "top_k",
@@ -89,7 +89,7 @@ export function eventOf({ choices, usage, seed }) {
 }
 
 /** An object of a JSON text, verbatim: `JSON.parse` would round the 64-bit numbers in it. */
-export function verbatim(json, start) {
+function verbatim(json, start) {
   let depth = 0;
   let isString = false;
   for (let i = start; i < json.length; i++) {
@@ -121,26 +121,31 @@ export function jsonOf({ seed, ...body }) {
   return seed === undefined ? json : `{"seed":${seed},${json.slice(1)}`;
 }
 
-/** The data of server-sent events. */
-export async function* eventsOf(body) {
+/** The complete parts of a streamed text, each followed by `separator`. */
+export async function* partsOf(body, separator) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return;
-      const events = (rest + value).split("\n\n");
-      rest = events.pop();
-      for (const event of events) {
-        const data = event
-          .split("\n")
-          .filter((line) => line.startsWith("data:"))
-          .map((line) => line.slice(5).trimStart())
-          .join("\n");
-        if (data !== "" && data !== "[DONE]") yield data;
-      }
+      const parts = (rest + value).split(separator);
+      rest = parts.pop();
+      yield* parts;
     }
   } finally {
     reader.cancel().catch(() => {});
+  }
+}
+
+/** The data of server-sent events. */
+export async function* eventsOf(body) {
+  for await (const event of partsOf(body, "\n\n")) {
+    const data = event
+      .split("\n")
+      .filter((line) => line.startsWith("data:"))
+      .map((line) => line.slice(5).trimStart())
+      .join("\n");
+    if (data !== "" && data !== "[DONE]") yield data;
   }
 }
