@@ -22,7 +22,7 @@ pub struct Answer {
     pub n_cached: usize,
     /// Draft tokens that are in the answer, and those that are not, if the request has a prediction.
     pub drafts: Option<(usize, usize)>,
-    /// Tokens of reasoning; counted by the writer of the response at its end.
+    /// Tokens of reasoning with its markers, the end token excluded; counted by the writer of the response.
     pub n_reasoning: usize,
     /// The receipt, if requested.
     pub receipt: Option<Box<Receipt>>,

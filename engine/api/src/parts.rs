@@ -52,12 +52,14 @@ pub struct AnswerWriter<F> {
     form: F,
     /// The call that is written.
     call: Option<ToolCall>,
+    /// Whether the last token is one of reasoning.
+    is_reasoning: bool,
 }
 
 impl<F: AnswerForm> AnswerWriter<F> {
     /// A writer without parts yet.
     pub fn new(parser: OutputParser, form: F) -> AnswerWriter<F> {
-        AnswerWriter { parser, answer: Answer::default(), form, call: None }
+        AnswerWriter { parser, answer: Answer::default(), form, call: None, is_reasoning: false }
     }
 
     /// The answer so far.
@@ -97,12 +99,17 @@ impl<F: AnswerForm> StreamWriter for AnswerWriter<F> {
             Update::Started => self.form.start(sink),
             Update::Prefilled { n_cached, .. } => self.form.prefilled(*n_cached),
             Update::Token { text, .. } => {
-                let pieces = self.parser.push(text);
+                let (pieces, is_reasoning) = self.parser.push_token(text);
+                self.is_reasoning = is_reasoning;
+                self.answer.n_reasoning += usize::from(is_reasoning);
                 self.pieces(pieces, sink);
             }
             Update::Done { text, reason, .. } => {
                 let pieces = self.parser.push(text);
                 self.pieces(pieces, sink);
+                if matches!(reason, FinishReason::StopToken(_)) {
+                    self.answer.n_reasoning -= usize::from(self.is_reasoning);
+                }
                 end = Some(*reason);
             }
             _ => {}
@@ -113,7 +120,6 @@ impl<F: AnswerForm> StreamWriter for AnswerWriter<F> {
         }
         let rest = self.parser.finish(is_truncated(end));
         self.pieces(rest, sink);
-        self.answer.n_reasoning = self.parser.n_reasoning(&self.answer);
         self.form.finish(&self.answer, sink);
         true
     }

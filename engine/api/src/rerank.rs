@@ -2,11 +2,9 @@
 //! Text Embeddings Inference. Sources: <https://api.jina.ai/redoc>, <https://docs.cohere.com/reference/rerank>,
 //! <https://huggingface.github.io/text-embeddings-inference/>.
 
-use std::ops::Range;
-
 use serde::{Deserialize, Serialize};
 use starling::model::Model;
-use starling::tokenizer::{EncodeOptions, Tokenizer};
+use starling::tokenizer::EncodeOptions;
 
 use crate::error::ApiError;
 use crate::openai::embeddings::EmbeddingUsage;
@@ -239,7 +237,7 @@ pub fn pair_tokens(model: &Model, query: &str, document: &str, max: Option<usize
         Some(template) => {
             let (text, literals) = fill(template, query, document);
             let options = EncodeOptions { add_special: false, parse_special: true };
-            tokenizer.encode_with_literals(&text, options, &starts(tokenizer, &text, &literals))
+            tokenizer.encode_with_literals(&text, options, &literals)
         }
     };
     let mut document = document;
@@ -258,28 +256,20 @@ pub fn pair_tokens(model: &Model, query: &str, document: &str, max: Option<usize
     }
 }
 
-/// A template with the texts in place of `{query}` and `{document}`, and where those are.
-fn fill(template: &str, query: &str, document: &str) -> (String, Vec<Range<usize>>) {
+/// A template with the texts in place of `{query}` and `{document}`, and the offsets of their bytes.
+fn fill(template: &str, query: &str, document: &str) -> (String, Vec<usize>) {
     let (mut text, mut places, mut rest) = (String::new(), Vec::new(), template);
     let names = [("{query}", query), ("{document}", document)];
     while let Some((at, name, value)) =
         names.iter().filter_map(|(name, value)| Some((rest.find(name)?, *name, *value))).min_by_key(|found| found.0)
     {
         text.push_str(&rest[..at]);
-        places.push(text.len()..text.len() + value.len());
+        places.extend(text.len()..text.len() + value.len());
         text.push_str(value);
         rest = &rest[at + name.len()..];
     }
     text.push_str(rest);
     (text, places)
-}
-
-/// Where control tokens may begin in the texts of the request: there they are text.
-fn starts(tokenizer: &Tokenizer, text: &str, places: &[Range<usize>]) -> Vec<usize> {
-    let mut first = [false; 256];
-    tokenizer.control_texts().filter_map(|text| text.bytes().next()).for_each(|byte| first[usize::from(byte)] = true);
-    let is_start = |at: &usize| first[usize::from(text.as_bytes()[*at])];
-    places.iter().cloned().flatten().filter(is_start).collect()
 }
 
 #[cfg(test)]
@@ -355,7 +345,7 @@ mod tests {
     fn texts_of_the_request_are_not_filled_again() {
         let (text, places) = fill("Q: {query}\nD: {document}.{query}", "a{document}", "{query}b");
         assert_eq!(text, "Q: a{document}\nD: {query}b.a{document}");
-        assert_eq!(places, [3..14, 18..26, 27..38]);
+        assert_eq!(places, [3..14, 18..26, 27..38].into_iter().flatten().collect::<Vec<_>>());
         assert_eq!(fill("x", "a", "b"), ("x".into(), Vec::new()));
     }
 }

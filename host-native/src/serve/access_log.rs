@@ -11,9 +11,9 @@ use super::state::Caller;
 /// Logs a request when the last byte of its response has been taken, or the client has gone.
 pub fn logged(response: Response, span: Span, start: Instant, caller: Option<Caller>) -> Response {
     let status = response.status().as_u16();
-    on_end(response, move |is_complete| {
+    on_end(response, move |end| {
         let _entered = span.enter();
-        log(status, start, caller.as_ref(), is_complete);
+        log(status, start, caller.as_ref(), end.is_complete);
     })
 }
 

@@ -19,12 +19,12 @@ pub fn audited(
 ) -> Response {
     let status = response.status().as_u16();
     let code = response.extensions().get::<ErrorCode>().map(|code| code.0);
-    on_end(response, move |is_complete| {
+    on_end(response, move |end| {
         let [prompt_tokens, cached_tokens, completion_tokens] = caller.usage.tokens().map(|n| n as u64);
         let outcome = match (code, caller.usage.outcome()) {
             (Some(code), _) => code,
             (None, Some(outcome)) => outcome,
-            (None, None) if is_complete => "complete",
+            (None, None) if end.is_complete => "complete",
             (None, None) => "cancelled",
         };
         let took = caller.arrival.elapsed().as_millis();

@@ -1,6 +1,7 @@
 //! The OpenAPI document and its reader page.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use axum::http::StatusCode;
 use axum::response::{Html, Response};
@@ -114,7 +115,8 @@ struct Api;
 
 /// `GET /openapi.json`
 pub async fn document() -> Response {
-    json(StatusCode::OK, &with_examples(&with_errors()))
+    static DOCUMENT: LazyLock<Value> = LazyLock::new(|| with_examples(&with_errors()));
+    json(StatusCode::OK, &*DOCUMENT)
 }
 
 /// A request that works, of each operation that has a body: method and path, body, values of path parameters.

@@ -7,30 +7,39 @@ use axum::body::{Body, Bytes};
 use axum::response::Response;
 use hyper::body::{Body as _, Frame, SizeHint};
 
-/// Calls `end` when the last byte of the response has been taken, with true, or the client has gone, with false.
-pub fn on_end(response: Response, end: impl FnOnce(bool) + Send + Unpin + 'static) -> Response {
+/// How a response ended.
+#[derive(Debug, Clone, Copy)]
+pub struct End {
+    /// Whether the last byte was taken; otherwise the client has gone.
+    pub is_complete: bool,
+    /// Bytes of the body that were taken.
+    pub n_bytes: usize,
+}
+
+/// Calls `end` when the last byte of the response has been taken, or the client has gone.
+pub fn on_end(response: Response, end: impl FnOnce(End) + Send + Unpin + 'static) -> Response {
     response.map(|inner| {
-        let is_complete = inner.is_end_stream();
-        Body::new(EndingBody { inner, is_complete, end: Some(end) })
+        let so_far = End { is_complete: inner.is_end_stream(), n_bytes: 0 };
+        Body::new(EndingBody { inner, so_far, end: Some(end) })
     })
 }
 
-struct EndingBody<F: FnOnce(bool)> {
+struct EndingBody<F: FnOnce(End)> {
     inner: Body,
-    is_complete: bool,
+    so_far: End,
     /// `None` once it was called.
     end: Option<F>,
 }
 
-impl<F: FnOnce(bool)> Drop for EndingBody<F> {
+impl<F: FnOnce(End)> Drop for EndingBody<F> {
     fn drop(&mut self) {
         if let Some(end) = self.end.take() {
-            end(self.is_complete);
+            end(self.so_far);
         }
     }
 }
 
-impl<F: FnOnce(bool) + Unpin> hyper::body::Body for EndingBody<F> {
+impl<F: FnOnce(End) + Unpin> hyper::body::Body for EndingBody<F> {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -39,7 +48,10 @@ impl<F: FnOnce(bool) + Unpin> hyper::body::Body for EndingBody<F> {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let frame = ready!(Pin::new(&mut self.inner).poll_frame(context));
-        self.is_complete |= frame.is_none() || self.inner.is_end_stream();
+        if let Some(Ok(frame)) = &frame {
+            self.so_far.n_bytes += frame.data_ref().map_or(0, Bytes::len);
+        }
+        self.so_far.is_complete |= frame.is_none() || self.inner.is_end_stream();
         Poll::Ready(frame)
     }
 

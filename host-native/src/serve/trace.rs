@@ -12,14 +12,11 @@
 //! A span is created when its stage has ended, from two instants, so that the engine thread only reads the clock. Spans
 //! contain names, times and token counts, and no text of a request.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context as Waker, Poll};
 use std::time::{Duration, Instant, SystemTime};
 
-use axum::body::{Body, Bytes};
+use axum::body::Bytes;
 use axum::http::HeaderMap;
-use hyper::body::{Frame, SizeHint};
 use opentelemetry::propagation::TextMapPropagator;
 use opentelemetry::trace::{Span as _, SpanKind, Status, TraceContextExt, Tracer as _, TracerProvider as _};
 use opentelemetry::{Context, KeyValue, Value};
@@ -32,6 +29,7 @@ use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
 use tokio::runtime::Handle;
 
 use super::config::Settings;
+use super::response_end::on_end;
 use crate::error::Failure;
 
 /// Time limit of one export request.
@@ -180,7 +178,7 @@ impl Trace {
         }
     }
 
-    /// Wraps the response body: the stage `stream` and the trace end when the body is dropped.
+    /// Sends the response: the stage `stream` and the trace end with it.
     pub fn send(self, response: axum::response::Response) -> axum::response::Response {
         let Some(inner) = &self.0 else { return response };
         if let Some(exported) = &inner.exported {
@@ -191,7 +189,13 @@ impl Trace {
             }
         }
         let start = Instant::now();
-        response.map(|body| Body::new(TracedBody { body, trace: self, start, bytes: 0 }))
+        on_end(response, move |sent| {
+            let end = Instant::now();
+            self.stage("stream", start, end, &[("bytes", Number::Count(sent.n_bytes))]);
+            if let Some((inner, exported)) = self.0.as_ref().and_then(|inner| Some((inner, inner.exported.as_ref()?))) {
+                exported.context.span().end_with_timestamp(inner.time(end));
+            }
+        })
     }
 }
 
@@ -215,46 +219,6 @@ impl From<Number> for Value {
             Number::Count(n) => Value::I64(i64::try_from(n).unwrap_or(i64::MAX)),
             Number::Time(time) => Value::F64(time.as_secs_f64() * 1000.0),
             Number::Name(name) => Value::from(name),
-        }
-    }
-}
-
-/// A response body that ends the trace when it is dropped.
-struct TracedBody {
-    body: Body,
-    trace: Trace,
-    start: Instant,
-    bytes: usize,
-}
-
-impl hyper::body::Body for TracedBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, waker: &mut Waker<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let frame = Pin::new(&mut self.body).poll_frame(waker);
-        if let Poll::Ready(Some(Ok(frame))) = &frame {
-            self.bytes += frame.data_ref().map_or(0, Bytes::len);
-        }
-        frame
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-impl Drop for TracedBody {
-    fn drop(&mut self) {
-        let end = Instant::now();
-        self.trace.stage("stream", self.start, end, &[("bytes", Number::Count(self.bytes))]);
-        let inner = self.trace.0.as_ref();
-        if let Some((inner, exported)) = inner.and_then(|inner| Some((inner, inner.exported.as_ref()?))) {
-            exported.context.span().end_with_timestamp(inner.time(end));
         }
     }
 }

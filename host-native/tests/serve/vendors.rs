@@ -299,6 +299,12 @@ fn llama_servers_requests_have_their_form() {
     assert_eq!((&cut["content"], &cut["stop_type"]), (&json!("a\n    b\n  "), &json!("limit")));
     let stream = events(&server.post("/completion", &with(&with(&body, lines), json!({ "stream": true }))));
     assert_eq!(join(stream.iter().map(|(_, data)| data), "/content"), "a\n    b\n  ");
+    // the line comes with the end of the answer, since it may begin a stop string
+    let held = json!({ "n_predict": 99, "stop": ["\n  cX"], "return_tokens": true, "grammar": "root ::= \"a\\n    b\\n  c\"" });
+    let [whole, cut] =
+        [0, 4].map(|n| server.ok("/completion", &with(&with(&body, held.clone()), json!({ "n_indent": n }))));
+    assert_eq!((&whole["content"], &cut["content"]), (&json!("a\n    b\n  c"), &json!("a\n    b\n  ")));
+    assert_eq!((&cut["tokens"], &cut["tokens_predicted"]), (&whole["tokens"], &whole["tokens_predicted"]));
 
     let large =
         json!({ "model": MODEL, "max_tokens": 1, "messages": [{ "role": "user", "content": "x".repeat(5000) }] });

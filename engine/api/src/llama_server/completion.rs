@@ -11,7 +11,7 @@ use starling::tokenizer::DecodeOptions;
 
 use crate::answer::{Answer, SampledToken, token_text_lossy};
 use crate::clock::Clock;
-use crate::openai::options::{OneOrMany, Options};
+use crate::openai::options::Options;
 use crate::openai::response::ResponseHead;
 use crate::parts::stop_string;
 use crate::shared::SharedStr;
@@ -200,9 +200,16 @@ impl LlamaAnswer {
         // what was sent before cannot be taken back: white space
         let rest = end.map(|end| all.get(n..end).unwrap_or_default().to_string());
         all.truncate(n);
-        match rest {
-            Some(rest) => length(rest, self.answer.tokens.len() + 1),
-            None => update,
+        match (rest, &update) {
+            (None, _) => update,
+            (Some(rest), Update::Done { reason, n_tokens, .. }) => {
+                // as the update would do: the end token is none of the answer
+                if matches!(reason, FinishReason::StopToken(_)) {
+                    self.answer.tokens.pop();
+                }
+                length(rest, *n_tokens)
+            }
+            (Some(rest), _) => length(rest, self.answer.tokens.len() + 1),
         }
     }
 }
@@ -391,7 +398,7 @@ pub fn generation_settings(sampling: &SamplingOptions, request: &Options, n_pred
         "mirostat": 0,
         "adaptive_target": -1.0,
         "adaptive_decay": 0.9,
-        "stop": request.stop.clone().map_or_else(Vec::new, OneOrMany::into_vec),
+        "stop": request.stops(),
         "ignore_eos": ignore_eos,
         "stream": request.is_stream(),
         "logit_bias": biases.chain(bans).collect::<Vec<_>>(),

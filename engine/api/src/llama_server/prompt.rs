@@ -14,6 +14,17 @@ use crate::input::token;
 #[cfg_attr(feature = "openapi", schema(value_type = Object))]
 pub struct LlamaPrompts(pub Vec<LlamaPrompt>);
 
+impl LlamaPrompts {
+    /// The text, if there is one prompt and it has nothing else.
+    pub fn into_text(self) -> Option<String> {
+        let [prompt] = <[LlamaPrompt; 1]>::try_from(self.0).ok()?;
+        match <[PromptPart; 1]>::try_from(prompt.0) {
+            Ok([PromptPart::Text(text)]) => Some(text),
+            _ => None,
+        }
+    }
+}
+
 /// A prompt: the parts of one sequence.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LlamaPrompt(pub Vec<PromptPart>);
@@ -55,7 +66,8 @@ impl LlamaPrompt {
         }
     }
 
-    fn text(text: &str) -> LlamaPrompt {
+    /// A prompt of text.
+    pub fn text(text: impl Into<String>) -> LlamaPrompt {
         LlamaPrompt(vec![PromptPart::Text(text.into())])
     }
 }
@@ -80,7 +92,7 @@ fn read_object<'de, A: MapAccess<'de>>(mut map: A) -> Result<LlamaPrompt, A::Err
         }
     }
     let text = prompt.ok_or_else(|| de::Error::missing_field("prompt_string"))?;
-    Ok(LlamaPrompt::text(&text))
+    Ok(LlamaPrompt::text(text))
 }
 
 /// Token ID or text, in a prompt that is a list of both.

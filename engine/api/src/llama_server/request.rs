@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use crate::error::{ApiError, quoted};
 use crate::fields::wrong;
 use crate::infill::Infill;
-use crate::llama_server::prompt::{LlamaPrompt, LlamaPrompts, PromptPart};
+use crate::llama_server::prompt::LlamaPrompts;
 use crate::openai::options::{Logprobs, MAX_TOP, Options};
 use crate::parse::{ParseBody, parse};
 use crate::structure::OutputConstraint;
@@ -248,13 +248,7 @@ impl LlamaFields {
         let suffix = self.input_suffix.take().ok_or_else(|| wrong("input_suffix", "is missing"))?;
         let more = match self.prompt.take() {
             None => String::new(),
-            Some(LlamaPrompts(mut prompts)) => match prompts.pop() {
-                Some(LlamaPrompt(mut parts)) if prompts.is_empty() && parts.len() == 1 => match parts.pop() {
-                    Some(PromptPart::Text(text)) => text,
-                    _ => return Err(wrong("prompt", "is not a string")),
-                },
-                _ => return Err(wrong("prompt", "is not a string")),
-            },
+            Some(prompts) => prompts.into_text().ok_or_else(|| wrong("prompt", "is not a string"))?,
         };
         let files = self.input_extra.take().unwrap_or_default();
         let files = files.into_iter().map(|file| (file.filename, file.text)).collect();

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use starling::quant::mix::Mix;
 
 use crate::error::ApiError;
 use crate::parse_whole;
@@ -197,50 +198,13 @@ impl OllamaCreateRequest {
     }
 }
 
-/// Names of the types of model files (`general.file_type`), as llama.cpp numbers them.
-const FILE_TYPES: [(u32, &str); 36] = [
-    (0, "F32"),
-    (1, "F16"),
-    (2, "Q4_0"),
-    (3, "Q4_1"),
-    (7, "Q8_0"),
-    (8, "Q5_0"),
-    (9, "Q5_1"),
-    (10, "Q2_K"),
-    (11, "Q3_K_S"),
-    (12, "Q3_K_M"),
-    (13, "Q3_K_L"),
-    (14, "Q4_K_S"),
-    (15, "Q4_K_M"),
-    (16, "Q5_K_S"),
-    (17, "Q5_K_M"),
-    (18, "Q6_K"),
-    (19, "IQ2_XXS"),
-    (20, "IQ2_XS"),
-    (21, "Q2_K_S"),
-    (22, "IQ3_XS"),
-    (23, "IQ3_XXS"),
-    (24, "IQ1_S"),
-    (25, "IQ4_NL"),
-    (26, "IQ3_S"),
-    (27, "IQ3_M"),
-    (28, "IQ2_S"),
-    (29, "IQ2_M"),
-    (30, "IQ4_XS"),
-    (31, "IQ1_M"),
-    (32, "BF16"),
-    (33, "Q4_0_4_4"),
-    (34, "Q4_0_4_8"),
-    (35, "Q4_0_8_8"),
-    (36, "TQ1_0"),
-    (37, "TQ2_0"),
-    (38, "MXFP4"),
-];
-
 /// The quantisation of a model file, by its `general.file_type`.
 pub fn quantization_level(file_type: Option<u32>) -> &'static str {
-    let row = FILE_TYPES.iter().find(|(number, _)| Some(*number) == file_type);
-    row.map_or("unknown", |(_, name)| name)
+    match file_type.and_then(Mix::from_file_type) {
+        Some(Mix::MXFP4_MOE) => "MXFP4",
+        Some(mix) => mix.name(),
+        None => "unknown",
+    }
 }
 
 /// A number of parameters as Ollama writes it.

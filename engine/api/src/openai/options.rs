@@ -287,6 +287,11 @@ impl Options {
         self.stream == Some(true)
     }
 
+    /// Stop strings.
+    pub fn stops(&self) -> Vec<String> {
+        self.stop.clone().map_or_else(Vec::new, OneOrMany::into_vec)
+    }
+
     /// Whether the stream ends with a chunk of token counts.
     pub fn includes_usage(&self) -> bool {
         self.stream_options.and_then(|o| o.include_usage) == Some(true)
@@ -368,7 +373,7 @@ impl Options {
         let request = Request {
             sampling: plan.sampling.clone(),
             max_tokens: Some(self.max_tokens(limits, engine, n_prompt, plan)?),
-            stop: self.stop.clone().map_or_else(Vec::new, OneOrMany::into_vec),
+            stop: self.stops(),
             stop_tokens: self.stop_token_ids.clone().unwrap_or_default(),
             ignore_eos: self.ignore_eos.unwrap_or(false),
             cache_salt: plan.cache_salt,

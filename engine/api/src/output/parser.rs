@@ -6,7 +6,6 @@ mod calls;
 use super::forms::{Body, CallForm, Start};
 use super::plan::{Marker, OutputPlan};
 use super::{Piece, strip_all};
-use crate::answer::Answer;
 
 /// Longest name of a function in bytes, and longest header of a message.
 const MAX_NAME: usize = 256;
@@ -129,9 +128,11 @@ impl OutputParser {
         matches!(self.state, State::Reasoning | State::Message { is_reasoning: true })
     }
 
-    /// The number of tokens of the complete answer that are reasoning, as [`OutputPlan::n_reasoning`] counts them.
-    pub(crate) fn n_reasoning(&self, answer: &Answer) -> usize {
-        self.plan.n_reasoning(self.choice, answer)
+    /// Parses the text of the next token. Returns its pieces, and whether the token is of the reasoning or a marker of it.
+    pub fn push_token(&mut self, text: &str) -> (Vec<Piece>, bool) {
+        let before = self.is_reasoning();
+        let pieces = self.push(text);
+        (pieces, before || self.is_reasoning())
     }
 
     /// Parses the next text.

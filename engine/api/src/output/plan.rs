@@ -173,10 +173,9 @@ impl OutputPlan {
         }
         let (mut parser, mut at) = (self.parser(choice), 0);
         let tokens = answer.tokens.iter().filter(|token| {
-            let before = parser.is_reasoning();
-            parser.push(answer.text.get(at..at + token.n_bytes).unwrap_or_default());
+            let (_, is_reasoning) = parser.push_token(answer.text.get(at..at + token.n_bytes).unwrap_or_default());
             at += token.n_bytes;
-            before || parser.is_reasoning()
+            is_reasoning
         });
         tokens.count()
     }

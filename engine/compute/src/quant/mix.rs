@@ -105,6 +105,11 @@ impl Mix {
         }
     }
 
+    /// The mixture with this `general.file_type`.
+    pub fn from_file_type(file_type: u32) -> Option<Mix> {
+        TABLE.iter().find(|row| row.2 == file_type).map(|row| row.0)
+    }
+
     /// The name that llama.cpp uses.
     pub fn name(self) -> &'static str {
         TABLE[self as usize].1

@@ -12,7 +12,7 @@ use starling::tokenizer::EncodeOptions;
 use starling_api::answer::Answer;
 use starling_api::messages::chat_end;
 use starling_api::openai::chat::{ChatChoice, ChatCompletionRequest, ChatPlan, ChatWriter, Prediction};
-use starling_api::openai::options::{OneOrMany, RequestPlan, Scope};
+use starling_api::openai::options::{RequestPlan, Scope};
 use starling_api::openai::response::{CompletionResponse, ResponseHead};
 use starling_api::output::{FormNames, reasoning_constraint};
 use starling_api::parts::{AnswerForm, AnswerWriter};
@@ -159,7 +159,7 @@ pub async fn start_chat(
     let updates = submit(&instance, caller, &flow, submission).await?;
     let recorder = SessionRecorder::new(&instance, caller, conversation);
     let head = response_head(&instance, prefix, seed, session.as_deref());
-    let stops = options.stop.clone().map_or_else(Vec::new, OneOrMany::into_vec);
+    let stops = options.stops();
     let is_stream = options.is_stream();
     let writes = Writes::default();
     Ok(StartedChat { instance, updates, plan: chat_plan, head, is_stream, stops, recorder, writes, stored })

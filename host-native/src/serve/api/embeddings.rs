@@ -64,7 +64,7 @@ pub async fn embed_inputs(
 ) -> Result<Embedded, ApiError> {
     let instance = server.model(body.model.as_deref(), body.user.as_deref(), caller).await?;
     body.check_inputs(instance.settings().max_inputs)?;
-    if instance.model.config.pooling_type.and_then(|n| Pooling::ALL.get(n as usize)) == Some(&Pooling::Rank) {
+    if instance.pooling == Pooling::Rank {
         let message = "this model ranks documents and has no embeddings; expected POST /v1/rerank";
         return Err(ApiError::param("model", message).code("not_an_embedder"));
     }

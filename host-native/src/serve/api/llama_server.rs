@@ -15,7 +15,7 @@ use starling_api::llama_server::tokenize::{LlamaText, LlamaTokenizeRequest, Toke
 use starling_api::native::tokenize::{DetokenizeRequest, DetokenizeResponse};
 use starling_api::openai::chat::ChatCompletionRequest;
 use starling_api::openai::embeddings::{EmbeddingRequest, Encoding};
-use starling_api::openai::options::{Logprobs, OneOrMany, Options};
+use starling_api::openai::options::{Logprobs, Options};
 use starling_api::stream::{Framing, ServerSentEvent};
 
 use super::super::state::{Caller, Server};
@@ -95,7 +95,7 @@ async fn answer(
         end_tokens: ends.iter().chain(text.options.stop_token_ids.iter().flatten()).copied().collect(),
         model,
         prompts: text.prompts,
-        stops: text.options.stop.clone().map_or_else(Vec::new, OneOrMany::into_vec),
+        stops: text.options.stops(),
         id_slot: text.options.id_slot.unwrap_or(-1),
         return_tokens: completion.return_tokens == Some(true) || text.options.is_stream(),
         logprobs: logprobs.is_requested,

@@ -44,14 +44,13 @@ pub async fn embed(
 pub async fn info(State(server): State<Arc<Server>>, caller: Caller) -> Result<Response, HttpError> {
     let instance = server.model(None, None, &caller).await?;
     let settings = instance.settings();
-    let pooling = instance.model.config.pooling_type.and_then(|n| Pooling::ALL.get(n as usize));
     let info = TeiInfo {
         model_id: instance.name.to_string(),
         model_sha: Some(Hex(instance.model_sha256).to_string()),
         model_dtype: "gguf",
-        model_type: match pooling {
-            Some(Pooling::Rank) => TeiModelType::reranker(instance.model.n_classes()),
-            pooling => TeiModelType::Embedding { pooling: pooling.map_or("mean", |pooling| pooling.name()) },
+        model_type: match instance.pooling {
+            Pooling::Rank => TeiModelType::reranker(instance.model.n_classes()),
+            pooling => TeiModelType::Embedding { pooling: pooling.name() },
         },
         max_concurrent_requests: settings.queue_high,
         max_input_length: instance.embedder.n_ctx,

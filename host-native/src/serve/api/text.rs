@@ -24,8 +24,6 @@ use super::submit::{Submission, Updates, check_count, submit};
 
 /// A prompt.
 pub enum TextPrompt {
-    /// Text in which control tokens are parsed, after BOS.
-    Text(String),
     /// Texts and tokens.
     Mixed(LlamaPrompt),
     /// A gap to fill.
@@ -61,13 +59,14 @@ async fn apply_policy(caller: &Caller, instance: &ModelInstance, prompts: &mut [
     }
     for prompt in prompts {
         match prompt {
-            TextPrompt::Text(text) => apply_to_text(caller, instance, text).await?,
             TextPrompt::Mixed(prompt) => match &mut prompt.0[..] {
                 [PromptPart::Text(text)] => apply_to_text(caller, instance, text).await?,
                 // what is in several parts cannot be changed, and counts as a whole
                 _ => {
-                    let tokens = prompt.clone().encode(&instance.model.tokenizer);
-                    apply_to_input(caller, instance, &mut Input::Tokens(tokens)).await?;
+                    let (model, parts) = (Arc::clone(&instance.model), std::mem::take(prompt));
+                    let tokens = offload_tokenize(parts.bytes(), move || Ok(parts.encode(&model.tokenizer))).await?;
+                    apply_to_input(caller, instance, &mut Input::Tokens(tokens.clone())).await?;
+                    prompt.0 = vec![PromptPart::Tokens(tokens)];
                 }
             },
             TextPrompt::Infill(infill) => {
@@ -102,16 +101,13 @@ pub async fn start_text(
     apply_policy(caller, &instance, &mut prompts).await?;
     let model = Arc::clone(&instance.model);
     let size = |prompt: &TextPrompt| match prompt {
-        TextPrompt::Text(text) => text.len(),
         TextPrompt::Mixed(prompt) => prompt.bytes(),
         TextPrompt::Infill(infill) => infill.bytes(),
     };
     let size = prompts.iter().map(size).sum::<usize>() + text_biases.iter().map(|(text, _)| text.len()).sum::<usize>();
     let encode = move || {
-        let special = EncodeOptions { add_special: true, parse_special: true };
         let biases: Vec<_> = text_biases.iter().flat_map(|(text, bias)| biases_of(text, *bias, &model)).collect();
         let encode = |prompt| match prompt {
-            TextPrompt::Text(text) => Ok(model.tokenizer.encode(&text, special)),
             TextPrompt::Mixed(prompt) => Ok(prompt.encode(&model.tokenizer)),
             TextPrompt::Infill(infill) => infill.encode(&model.tokenizer, param),
         };

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
 use starling::chat::ChatTemplate;
-use starling::embed::EmbedderOptions;
+use starling::embed::{EmbedderOptions, Pooling};
 use starling::engine::EngineOptions;
 use starling::kernels::Cpu;
 use starling::kv::KvStats;
@@ -57,6 +57,8 @@ pub struct ModelInstance {
     /// Namespace of its KV pages on disk.
     pub kv_namespace: Option<Namespace>,
     pub embedder: EmbedderOptions,
+    /// How the vectors of a text's tokens become one, unless a request says otherwise.
+    pub pooling: Pooling,
     pub cpu: Cpu,
     /// Compute threads of a worker.
     pub threads: usize,

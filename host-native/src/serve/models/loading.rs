@@ -257,6 +257,7 @@ pub fn load(
         n_pages,
         kv_namespace,
         embedder,
+        pooling,
         cpu,
         threads,
         queue,
@@ -299,15 +300,16 @@ fn engine_options(
     let pages = page + draft.map_or(0, |draft| EngineOptions::kv_bytes_of(draft, kv_type, 1));
     let half = u128::from(budget.free() / 2 / n_workers as u64) * page as u128 / pages as u128;
     let half = half.min(usize::MAX as u128) as usize;
-    let (total, why) = match settings.kv_memory {
-        Some(bytes) => (usize::try_from(bytes.0).unwrap_or(usize::MAX), "--kv-memory".into()),
-        None if needs.total(full) <= half => {
-            (needs.total(full), format!("full contexts for {} sequences", settings.max_seqs))
+    let (total, memory, why) = match settings.kv_memory {
+        Some(bytes) => {
+            let total = usize::try_from(bytes.0).unwrap_or(usize::MAX);
+            (total, needs.divide(total), "--kv-memory".into())
         }
-        None => (half, format!("half of the {} MiB that are free for models", budget.free() >> 20)),
+        None if needs.total(full) <= half => {
+            (needs.total(full), Some(full), format!("full contexts for {} sequences", settings.max_seqs))
+        }
+        None => (half, needs.divide(half), format!("half of the {} MiB that are free for models", budget.free() >> 20)),
     };
-    let is_full = settings.kv_memory.is_none() && total == needs.total(full);
-    let memory = if is_full { Some(full) } else { needs.divide(total) };
     let Some(memory) = memory else {
         let states = match needs.states() {
             0 => String::new(),

@@ -6,6 +6,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use starling_api::infill::Infill;
+use starling_api::llama_server::prompt::LlamaPrompt;
 use starling_api::ollama::error::OllamaError;
 use starling_api::ollama::request::{
     GeneratePrompt, LoadOrUnload, OllamaChatRequest, OllamaGenerateRequest, RawPrompt, model_name,
@@ -74,7 +75,7 @@ pub async fn generate(
     };
     let (prompt, param) = match suffix {
         Some(suffix) => (TextPrompt::Infill(Infill { prefix: prompt, suffix, files: Vec::new() }), "suffix"),
-        None => (TextPrompt::Text(prompt), "prompt"),
+        None => (TextPrompt::Mixed(LlamaPrompt::text(prompt)), "prompt"),
     };
     let request = TextRequest {
         options,
