@@ -21,7 +21,7 @@ pub use request::{Event, FinishReason, Request, RequestId, TokenLogprobs};
 
 use sha2::{Digest, Sha256};
 
-use crate::draft::{DraftCost, DraftModel, Speculator, StepCosts};
+use crate::draft::{DraftCost, DraftModel, DraftSource, Speculator, StepCosts};
 use crate::error::{MemoryError, RequestError};
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvType, PAGE};
@@ -124,7 +124,7 @@ pub struct Engine {
     costs: StepCosts,
     /// Rows of the last step, if it had decode and draft rows only.
     decode_rows: Option<usize>,
-    draft_model: Option<DraftModel>,
+    draft_model: Option<DraftSource>,
     draft_cost: DraftCost,
     /// Batches of the draft model in the last step; `None` if one caught up with many tokens.
     draft_batches: Option<usize>,
@@ -350,7 +350,7 @@ impl Engine {
         if !self.is_idle() || self.arena.stats().committed_bytes == 0 {
             return false;
         }
-        self.draft_model.iter_mut().for_each(DraftModel::release_memory);
+        self.draft_model.iter_mut().for_each(DraftSource::release_memory);
         self.arena.renew().is_ok()
     }
 
@@ -468,6 +468,7 @@ impl Engine {
         self.model.batch(exec, &runs, KvRef { layout: &layout, memory }, &mut self.scratch, None);
         let picks = logits_rows(&runs);
         drop(runs);
+        let hidden = self.hidden_of_drafts(exec, &plan);
         sink(Event::Computed { n_tokens });
         self.score_prompts(exec, &plan, sink);
         let out = self.model.logits(exec, &picks, &mut self.scratch, None);
@@ -526,6 +527,7 @@ impl Engine {
             }
         }
         self.retire_all(ended);
+        self.show_hidden(exec, &hidden);
         n_tokens
     }
 

@@ -273,6 +273,9 @@ pub struct DraftArgs {
     /// Smaller model with the same vocabulary, as --model takes it, which drafts tokens that prompt and answer do not predict
     #[arg(long, value_name = "MODEL", env = "STARLING_DRAFT_MODEL")]
     pub draft_model: Option<PathBuf>,
+    /// Draft with the layer of the model file for multi-token prediction (MTP, NextN), where it has one
+    #[arg(long, env = "STARLING_DRAFT_MTP", conflicts_with = "draft_model")]
+    pub draft_mtp: bool,
     /// Minimum share of draft tokens expected to be accepted, 0 to 1; fewer are drafted if it would be lower
     #[arg(long, value_name = "X", env = "STARLING_DRAFT_MIN_ACCEPTANCE", default_value_t = DRAFT_MIN_ACCEPTANCE, value_parser = unit_interval)]
     pub draft_min_acceptance: f32,
@@ -292,6 +295,11 @@ fn unit_interval(text: &str) -> Result<f32, String> {
 }
 
 impl DraftArgs {
+    /// Whether the model is loaded with its MTP head.
+    pub fn loads_mtp(&self) -> bool {
+        self.draft_mtp && self.draft_max > 0
+    }
+
     /// The speculation of a request with a prediction, which may be empty.
     pub fn speculation(&self, prediction: Vec<u32>) -> Speculation {
         let (max, min_acceptance) = (self.draft_max.into(), self.draft_min_acceptance);

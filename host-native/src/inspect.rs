@@ -52,7 +52,7 @@ pub fn run(model_args: &ModelArgs, args: &InspectArgs) -> Result<(), Failure> {
         let page = config.kv_layout(KvType::F16).page_bytes();
         writeln!(out, "keys and values: {} bytes per token (f16)", page / PAGE)?;
         writeln!(out, "recurrent state: {} bytes per sequence", config.state_bytes())?;
-        if let Some(unused) = load::unused_layers(&config, &shards) {
+        if let Some(unused) = load::unused_layers(&config, false, &shards) {
             writeln!(out, "{unused}")?;
         }
     }

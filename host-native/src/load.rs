@@ -160,12 +160,21 @@ fn model_error(file: &ModelFile, source: LoadError) -> Failure {
 /// # Errors
 /// If the file cannot be read, or is not a supported model.
 pub fn model(args: &ModelArgs, pool: &dyn Pool) -> Result<Model, Failure> {
+    model_and_head(args, false, pool)
+}
+
+/// As [`model`]; with `mtp`, with the MTP head of the file, which drafts.
+///
+/// # Errors
+/// Also if the file has no such head.
+pub fn model_and_head(args: &ModelArgs, mtp: bool, pool: &dyn Pool) -> Result<Model, Failure> {
     let wrong = |source| Failure::Model { path: path(args), source };
     let files = files(args)?;
     let set = joined_headers(&files)?;
     warn_of_missing_pretokenizer(&path(args), &set.shards()[0]);
-    let mut loader = ModelLoader::new(set.shards()).map_err(wrong)?;
-    if let Some(unused) = unused_layers(loader.config(), set.shards()) {
+    let loader = if mtp { ModelLoader::with_mtp_head(set.shards()) } else { ModelLoader::new(set.shards()) };
+    let mut loader = loader.map_err(wrong)?;
+    if let Some(unused) = unused_layers(loader.config(), mtp, set.shards()) {
         tracing::info!("{}: {unused}", path(args).display());
     }
     let bytes: Vec<&[u8]> = files.iter().map(|f| &f[..]).collect();
@@ -187,13 +196,16 @@ pub fn model(args: &ModelArgs, pool: &dyn Pool) -> Result<Model, Failure> {
     Ok(model)
 }
 
-/// Names the layers that the model has and the engine does not use, if there are any.
-pub fn unused_layers(config: &Config, shards: &[Gguf<'_>]) -> Option<String> {
-    let tensors = shards.iter().flat_map(|gguf| gguf.tensors()).filter(|tensor| config.is_unused(tensor.name));
+/// Names the layers that the model has and the engine does not use, if there are any. With `mtp` it uses the first of them.
+pub fn unused_layers(config: &Config, mtp: bool, shards: &[Gguf<'_>]) -> Option<String> {
+    let (first, end) = (config.n_layer() + usize::from(mtp), config.n_layer() + config.n_nextn);
+    let layers: Vec<String> = (first..end).map(|layer| format!("blk.{layer}.")).collect();
+    let tensors = shards.iter().flat_map(|gguf| gguf.tensors());
+    let tensors = tensors.filter(|tensor| layers.iter().any(|layer| tensor.name.starts_with(layer)));
     let (n, bytes) = tensors.fold((0, 0), |(n, bytes), tensor| (n + 1, bytes + tensor.len_bytes));
-    let (first, end) = (config.n_layer(), config.n_layer() + config.n_nextn);
     let names = if end - first == 1 { format!("blk.{first}") } else { format!("blk.{first} to blk.{}", end - 1) };
-    (n > 0).then(|| format!("unused: {names} (multi-token prediction, NextN), {n} tensors, {bytes} bytes"))
+    let hint = if !mtp && config.mtp_layer.is_some() { "; --draft-mtp drafts with the first" } else { "" };
+    (n > 0).then(|| format!("unused: {names} (multi-token prediction, NextN), {n} tensors, {bytes} bytes{hint}"))
 }
 
 /// Warns if a byte-level BPE vocabulary names no pre-tokenizer: the default may not be the model's.

@@ -35,7 +35,7 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
     let start = Instant::now();
     let cpu = load::cpu(model_args)?;
     let pool = load::pool(model_args)?;
-    let model = Arc::new(load::model(model_args, &pool)?);
+    let model = Arc::new(load::model_and_head(model_args, args.draft.loads_mtp(), &pool)?);
     let load_seconds = start.elapsed().as_secs_f64();
     let needs_sha256 = args.receipt.is_some() || args.session.is_some();
     let model_sha256 = needs_sha256.then(|| load::sha256(model_args)).transpose()?;
@@ -159,7 +159,7 @@ pub fn engine(
     let draft = drafts.draft_model.as_deref().filter(|_| drafts.draft_max > 0);
     let draft = draft.map(|source| load::resolve_source(args, source)).transpose()?;
     let draft = draft.map(|args| Ok::<_, Failure>((load::draft_model(&args, model, pool)?, load::path(&args))));
-    let draft = draft.transpose()?;
+    let draft = draft.transpose()?.or_else(|| Some((Arc::clone(model.mtp_head.as_ref()?), load::path(args))));
     let weights = model.weight_bytes() + draft.as_ref().map_or(0, |(draft, _)| draft.weight_bytes());
     let mut left = machine::left(weights as u64);
     if let Some((draft, _)) = &draft {

@@ -100,6 +100,13 @@ impl Loader {
         Loader(StreamLoader::new(&lens, digest))
     }
 
+    /// Loads the layer for multi-token prediction too, which drafts. To be called before the first `feed`; a file without one is
+    /// an error.
+    #[wasm_bindgen(js_name = loadMtpHead)]
+    pub fn load_mtp_head(&mut self) {
+        self.0.load_mtp_head();
+    }
+
     /// Takes the next bytes of a file; returns whether its directory is complete. The caller should feed the weights only once
     /// all directories are complete, file after file.
     ///
@@ -114,12 +121,13 @@ impl Loader {
         self.0.sha256(file).map(|d| starling::receipt::Hex(d).to_string())
     }
 
-    /// Opens a session once all bytes were fed. `options` is JSON, empty for defaults.
+    /// Opens a session once all bytes were fed. `options` is JSON, empty for defaults; `draft` has a model of the same
+    /// vocabulary that drafts.
     ///
     /// # Errors
     /// If a file or an option is wrong.
-    pub fn open(self, options: &str) -> Result<Model, Error> {
-        Session::new(self.0, options).map(Model).map_err(js)
+    pub fn open(self, options: &str, draft: Option<Loader>) -> Result<Model, Error> {
+        Session::with_draft(self.0, draft.map(|loader| loader.0), options).map(Model).map_err(js)
     }
 }
 

@@ -57,7 +57,7 @@ impl wit::GuestLoader for Loader {
 
     fn open(loader: wit::Loader, options: wit::Options) -> Result<wit::Model, wit::Error> {
         let Loader(loader) = loader.into_inner();
-        let session = Session::open(loader.into_inner(), options.into()).map_err(error)?;
+        let session = Session::open(loader.into_inner(), None, options.into()).map_err(error)?;
         Ok(wit::Model::new(Model { session: RefCell::new(session), events: RefCell::default() }))
     }
 }

@@ -12,7 +12,7 @@ use starling::chat::{ChatError, ChatRequest, ChatTemplate, DEFAULT_TEMPLATE, Jso
 use starling::draft::Speculation;
 use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
 use starling::engine::{Engine, EngineOptions, Event, Request, RequestId};
-use starling::error::{LoadError, MemoryError, RequestError};
+use starling::error::{DraftModelError, LoadError, MemoryError, RequestError};
 use starling::kernels::attention::KvType;
 use starling::kernels::{Cpu, UnknownIsa};
 use starling::kv::PageError;
@@ -61,6 +61,9 @@ pub enum Error {
     #[cfg(feature = "chat")]
     #[error(transparent)]
     Template(#[from] ChatError),
+    /// The draft model does not fit the model.
+    #[error(transparent)]
+    Draft(DraftModelError),
     /// The KV cache or the working memory cannot be allocated.
     #[error("not enough memory for the context of {n_ctx} tokens")]
     Memory {
@@ -112,7 +115,7 @@ impl Error {
             | Error::Memory { .. }
             | Error::WorkingMemory(_) => "memory",
             Error::Stream(StreamError::Order { .. }) => "request",
-            Error::Load(_) | Error::Stream(_) => "model",
+            Error::Load(_) | Error::Stream(_) | Error::Draft(_) => "model",
             #[cfg(feature = "openai")]
             Error::Api(e) => completion::kind(e),
             #[cfg(feature = "chat")]
@@ -287,11 +290,20 @@ impl Session {
     /// # Errors
     /// If a file or an option is wrong.
     pub fn new(loader: StreamLoader, options: &str) -> Result<Session, Error> {
-        Session::open(loader, if options.is_empty() { Options::default() } else { serde_json::from_str(options)? })
+        Session::with_draft(loader, None, options)
     }
 
-    /// As [`Session::new`].
-    pub(crate) fn open(loader: StreamLoader, options: Options) -> Result<Session, Error> {
+    /// As [`Session::new`], with the model of `draft`, which drafts.
+    ///
+    /// # Errors
+    /// Also if its vocabulary is another.
+    pub fn with_draft(loader: StreamLoader, draft: Option<StreamLoader>, options: &str) -> Result<Session, Error> {
+        let options = if options.is_empty() { Options::default() } else { serde_json::from_str(options)? };
+        Session::open(loader, draft, options)
+    }
+
+    /// As [`Session::with_draft`].
+    pub(crate) fn open(loader: StreamLoader, draft: Option<StreamLoader>, options: Options) -> Result<Session, Error> {
         let cpu = options.isa.as_deref().map_or_else(|| Ok(Cpu::detect()), Cpu::named)?;
         let names = || KvType::ALL.map(KvType::name).join(", ");
         let kv_type = *KvType::ALL
@@ -315,7 +327,14 @@ impl Session {
             snapshots: Default::default(),
             model_sha256,
         };
-        let engine = Engine::new(Arc::clone(&model), &*pool, sizes).map_err(Error::memory(n_ctx))?;
+        let mut engine = Engine::new(Arc::clone(&model), &*pool, sizes).map_err(Error::memory(n_ctx))?;
+        let draft = draft.map(StreamLoader::finish).transpose()?.map(|(draft, _)| Arc::new(draft));
+        if let Some(draft) = draft.or_else(|| model.mtp_head.clone()).filter(|_| options.draft_max > 0) {
+            engine.set_draft_model(draft, &*pool).map_err(|error| match error {
+                DraftModelError::Memory(error) => Error::memory(n_ctx)(error),
+                error => Error::Draft(error),
+            })?;
+        }
         Ok(Session {
             model,
             engine,

@@ -85,6 +85,13 @@ pub fn recipes() -> Vec<Recipe> {
     recipes
 }
 
+/// Squared difference over the squared reference.
+pub fn nmse(got: &[f32], want: &[f32]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let difference: f64 = got.iter().zip(want).map(|(g, w)| f64::from(g - w).powi(2)).sum();
+    difference / want.iter().map(|w| f64::from(*w).powi(2)).sum::<f64>()
+}
+
 /// The recipe of a name.
 ///
 /// # Panics
@@ -170,7 +177,9 @@ impl Recipe {
         let (_, _, blocks) = self.metadata.iter_mut().find(|(key, ..)| *key == count).expect("a number of layers");
         let n = blocks.as_u64().expect("a number");
         *blocks = (n + 1).into();
-        for (_, kind, value) in &mut self.metadata {
+        // an array of as many values that has none per layer
+        let of_layers = |key: &str| !key.ends_with("rope.dimension_sections");
+        for (_, kind, value) in self.metadata.iter_mut().filter(|(key, ..)| of_layers(key)) {
             if let Some(all) = value.as_array_mut().filter(|all| kind.starts_with("ARRAY") && all.len() as u64 == n) {
                 all.extend(all.last().cloned());
             }

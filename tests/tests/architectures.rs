@@ -10,7 +10,7 @@ use starling::model::evaluate::{Evaluation, EvaluationError};
 use starling::model::{Exec, KvRef, Model, Run, ScratchSize};
 use starling::pool::Inline;
 use starling::quant::Dtype;
-use starling_tests::architecture::{ROWS, Recipe, recipes};
+use starling_tests::architecture::{ROWS, Recipe, nmse, recipes};
 use starling_tests::embedding;
 
 /// Recipes that must load; the others must be refused.
@@ -177,13 +177,6 @@ const OTHER_EXPERTS_IN_Q8_0: &[&str] = &["mistral3-moe"];
 /// their limits in F32. With such a table, the deviation of nomic-bert-moe is 3.5e-9; `fixtures/reference` has exact logits of
 /// Gemma 4 with experts.
 const TABLED_GELU: &[(&str, f64)] = &[("gemma4-moe", 2e-3), ("nomic-bert-moe", 4e-3)];
-
-/// Squared difference over the squared reference.
-fn nmse(got: &[f32], want: &[f32]) -> f64 {
-    assert_eq!(got.len(), want.len());
-    let difference: f64 = got.iter().zip(want).map(|(g, w)| f64::from(g - w).powi(2)).sum();
-    difference / want.iter().map(|w| f64::from(*w).powi(2)).sum::<f64>()
-}
 
 /// Logits after each token, computed in batches of `batch` tokens.
 fn logits(model: &Model, ids: &[u32], batch: usize) -> Vec<f32> {

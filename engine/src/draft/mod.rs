@@ -8,8 +8,11 @@
 
 mod acceptance;
 mod cost;
+mod head;
 mod lookup;
 mod model;
+mod proposal;
+mod source;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -18,9 +21,12 @@ use core::fmt::Debug;
 
 pub(crate) use acceptance::{Acceptance, Rate};
 pub(crate) use cost::{DraftCost, StepCosts, allot, draft_limits, worthwhile_length};
+pub(crate) use head::ComputedRows;
 pub use lookup::Lookup;
 pub use model::check_draft_model;
-pub(crate) use model::{DraftModel, Guess, ProposalJob, relative_cost};
+pub(crate) use model::{DraftModel, relative_cost};
+pub(crate) use proposal::{Guess, ProposalJob};
+pub(crate) use source::DraftSource;
 
 /// Number of confidence levels of a [`Drafter`].
 pub const LEVELS: usize = 4;

@@ -12,24 +12,18 @@
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
-use alloc::vec;
 use alloc::vec::Vec;
 
+use super::proposal::{BatchEntry, Guess, Guesser, ProposalJob, Proposals, propose};
 use crate::engine::{EngineOptions, RequestId};
 use crate::error::{DraftModelError, MemoryError};
 use crate::kernels::attention::PAGE;
 use crate::kv::{KvArena, KvStats, SeqPages};
-use crate::math::exp;
 use crate::model::{Exec, KvRef, Model, Run, Scratch, ScratchSize, logits_rows};
 use crate::pool::Pool;
 
-/// A token of lower probability ends the proposal.
-const MIN_PROBABILITY: f32 = 0.4;
 /// Sequences with recurrent states: each needs two, and a step rarely drafts for more.
 const MAX_STATES: usize = 8;
-/// Logits that are smaller than the largest by more than this add less than 2 % to the sum of 200,000 tokens.
-const MAX_DIFFERENCE: f32 = 16.0;
-
 /// A draft model, and its state of the sequences of an engine.
 pub(crate) struct DraftModel {
     model: Arc<Model>,
@@ -52,41 +46,9 @@ struct Sequence {
     guesses: Vec<u32>,
 }
 
-/// A sequence that wants a proposal.
-pub(crate) struct ProposalJob<'a> {
-    pub(crate) id: RequestId,
-    /// Prompt and answer so far.
-    pub(crate) tokens: &'a [u32],
-    /// Salt of the prefix tree.
-    pub(crate) salt: u64,
-    /// Maximal tokens of the proposal.
-    pub(crate) max: usize,
-    /// Expected chance of the next token to be accepted, all before it being accepted.
-    pub(crate) next: f32,
-    /// No token is guessed whose chance to be accepted is below this.
-    pub(crate) min_chance: f32,
-}
-
-/// A guessed token, and its probability in the draft model.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Guess {
-    pub(crate) token: u32,
-    pub(crate) probability: f32,
-}
-
-/// The proposals of a step, and what they cost.
-pub(crate) struct Proposals {
-    /// By job. `None` if the model has not caught up with the sequence.
-    pub(crate) guesses: Vec<Option<Vec<Guess>>>,
-    /// Batches computed.
-    pub(crate) n_batches: usize,
-    /// Rows of the largest batch.
-    pub(crate) max_rows: usize,
-}
-
 impl DraftModel {
     /// Number of KV pages: as many as the engine has, at most those of its sequences' contexts.
-    fn n_pages(target: &Model, options: &EngineOptions) -> usize {
+    pub(super) fn n_pages(target: &Model, options: &EngineOptions) -> usize {
         let pages = options.kv_bytes / target.kv_layout(options.kv_type).page_bytes();
         pages.min(options.max_seqs.saturating_mul(options.n_ctx.div_ceil(PAGE)))
     }
@@ -109,8 +71,7 @@ impl DraftModel {
         pool: &dyn Pool,
         options: &EngineOptions,
     ) -> Result<DraftModel, DraftModelError> {
-        check_draft_model(&model, target)?;
-        let n_ctx = options.n_ctx.min(model.config.max_context());
+        let n_ctx = n_ctx_of(&model, options);
         let n_pages = u32::try_from(DraftModel::n_pages(target, options)).unwrap_or(u32::MAX);
         let mut arena = KvArena::new(model.kv_layout(options.kv_type), n_pages, [0; 32]).map_err(MemoryError::from)?;
         arena.reserve_states(model.config.state_len(), DraftModel::n_states(options)).map_err(MemoryError::from)?;
@@ -159,40 +120,41 @@ impl DraftModel {
 
     /// Proposes tokens. Computes at most `budget` tokens that the sequences have got since their last proposals.
     pub(crate) fn propose(&mut self, exec: Exec<'_>, jobs: &[ProposalJob<'_>], budget: usize) -> Proposals {
-        let mut proposals = Proposals { guesses: vec![None; jobs.len()], n_batches: 0, max_rows: 0 };
-        let mut chances = vec![1.0f32; jobs.len()];
-        let mut batch = self.catch_up(jobs, budget.min(self.max_rows));
-        while !batch.is_empty() {
-            let rows = batch.iter().map(|entry| entry.tokens.len()).sum();
-            proposals.max_rows = proposals.max_rows.max(rows);
-            proposals.n_batches += 1;
-            let mut guessed = self.compute(exec, jobs, &batch).into_iter();
-            self.keep_states(jobs, &batch);
-            let done = core::mem::take(&mut batch);
-            for BatchEntry { job: i, .. } in done.into_iter().filter(|entry| entry.picks) {
-                let (Some(guess), job) = (guessed.next(), &jobs[i]) else { continue };
-                let guesses = proposals.guesses[i].get_or_insert_default();
-                if guess.probability < MIN_PROBABILITY {
-                    continue;
-                }
-                guesses.push(guess);
-                chances[i] *= guess.probability;
-                let is_last = guesses.len() >= job.max || chances[i] * job.next < job.min_chance;
-                if !is_last
-                    && self.saves_state(job.id)
-                    && let Some(pos) = self.extend(job.id, 1)
-                {
-                    batch.push(BatchEntry { job: i, tokens: vec![guess.token], pos, picks: true });
-                    if let Some(sequence) = self.sequences.get_mut(&job.id) {
-                        sequence.guesses.push(guess.token);
-                    }
-                }
-            }
-        }
-        proposals
+        let budget = budget.min(self.max_rows);
+        propose(self, exec, jobs, budget)
     }
 
-    /// The first batch: the tokens of each sequence that are not computed yet, those with the fewest first.
+    /// Keeps snapshots of the states that are at the last page boundary of their tokens.
+    fn keep_states(&mut self, jobs: &[ProposalJob<'_>], batch: &[BatchEntry]) {
+        if !self.arena.has_states() {
+            return;
+        }
+        for entry in batch.iter().filter(|entry| !entry.picks) {
+            let (job, end) = (&jobs[entry.job], entry.pos + entry.tokens.len());
+            let is_last = end.is_multiple_of(PAGE) && end + PAGE >= job.tokens.len();
+            if let Some(sequence) = self.sequences.get(&job.id).filter(|_| is_last) {
+                self.arena.snapshot(&sequence.pages, &job.tokens[..end], job.salt);
+            }
+        }
+    }
+
+    /// Saves the recurrent state of a sequence before its first guess, if it has one. Returns whether guesses may be
+    /// computed.
+    fn saves_state(&mut self, id: RequestId) -> bool {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return false };
+        !self.arena.has_states() || !sequence.guesses.is_empty() || self.arena.save_state(&mut sequence.pages)
+    }
+
+    /// Reserves `n` more positions of a sequence. Returns the first, or `None` if the context or the pages do not suffice.
+    fn extend(&mut self, id: RequestId, n: usize) -> Option<usize> {
+        let pages = &mut self.sequences.get_mut(&id)?.pages;
+        let pos = pages.n_tokens();
+        (pos + n <= self.n_ctx && self.arena.extend(pages, pos + n).is_ok()).then_some(pos)
+    }
+}
+
+impl Guesser for DraftModel {
+    /// Those with the fewest first.
     fn catch_up(&mut self, jobs: &[ProposalJob<'_>], mut budget: usize) -> Vec<BatchEntry> {
         let mut pending: Vec<(usize, usize)> = Vec::with_capacity(jobs.len());
         for (i, job) in jobs.iter().enumerate().filter(|(_, job)| job.max > 0) {
@@ -240,35 +202,6 @@ impl DraftModel {
         batch
     }
 
-    /// Keeps snapshots of the states that are at the last page boundary of their tokens.
-    fn keep_states(&mut self, jobs: &[ProposalJob<'_>], batch: &[BatchEntry]) {
-        if !self.arena.has_states() {
-            return;
-        }
-        for entry in batch.iter().filter(|entry| !entry.picks) {
-            let (job, end) = (&jobs[entry.job], entry.pos + entry.tokens.len());
-            let is_last = end.is_multiple_of(PAGE) && end + PAGE >= job.tokens.len();
-            if let Some(sequence) = self.sequences.get(&job.id).filter(|_| is_last) {
-                self.arena.snapshot(&sequence.pages, &job.tokens[..end], job.salt);
-            }
-        }
-    }
-
-    /// Saves the recurrent state of a sequence before its first guess, if it has one. Returns whether guesses may be
-    /// computed.
-    fn saves_state(&mut self, id: RequestId) -> bool {
-        let Some(sequence) = self.sequences.get_mut(&id) else { return false };
-        !self.arena.has_states() || !sequence.guesses.is_empty() || self.arena.save_state(&mut sequence.pages)
-    }
-
-    /// Reserves `n` more positions of a sequence. Returns the first, or `None` if the context or the pages do not suffice.
-    fn extend(&mut self, id: RequestId, n: usize) -> Option<usize> {
-        let pages = &mut self.sequences.get_mut(&id)?.pages;
-        let pos = pages.n_tokens();
-        (pos + n <= self.n_ctx && self.arena.extend(pages, pos + n).is_ok()).then_some(pos)
-    }
-
-    /// Computes a batch. Returns the guesses of the entries that pick.
     fn compute(&mut self, exec: Exec<'_>, jobs: &[ProposalJob<'_>], batch: &[BatchEntry]) -> Vec<Guess> {
         let layout = self.arena.layout().clone();
         let Ok(memory) = self.arena.memory_mut(&layout) else { return Vec::new() };
@@ -283,19 +216,19 @@ impl DraftModel {
         let picks = logits_rows(&runs);
         self.model.batch(exec, &runs, KvRef { layout: &layout, memory }, &mut self.scratch, None);
         let out = self.model.logits(exec, &picks, &mut self.scratch, None);
-        (0..out.len()).map(|row| Guess::of(out.logits(row))).collect()
+        let guesses = (0..out.len()).map(|row| Guess::of(out.logits(row))).collect();
+        self.keep_states(jobs, batch);
+        guesses
     }
-}
 
-/// A sequence's tokens in a batch of the draft model.
-struct BatchEntry {
-    /// Index of the job.
-    job: usize,
-    tokens: Vec<u32>,
-    /// Position of the first.
-    pos: usize,
-    /// Whether a token is guessed after the last.
-    picks: bool,
+    fn append(&mut self, id: RequestId, token: u32) -> Option<usize> {
+        if !self.saves_state(id) {
+            return None;
+        }
+        let pos = self.extend(id, 1)?;
+        self.sequences.get_mut(&id)?.guesses.push(token);
+        Some(pos)
+    }
 }
 
 impl Sequence {
@@ -317,19 +250,9 @@ impl Sequence {
     }
 }
 
-impl Guess {
-    /// The most probable token; the first of equals.
-    fn of(logits: &[f32]) -> Guess {
-        let mut best = (0, f32::NEG_INFINITY);
-        for (token, &logit) in logits.iter().enumerate() {
-            if logit > best.1 {
-                best = (token, logit);
-            }
-        }
-        let differences = logits.iter().map(|logit| logit - best.1).filter(|d| *d >= -MAX_DIFFERENCE);
-        let sum: f64 = differences.map(|difference| exp(f64::from(difference))).sum();
-        Guess { token: best.0 as u32, probability: (1.0 / sum) as f32 }
-    }
+/// Maximal tokens of a sequence in a draft model.
+pub(super) fn n_ctx_of(model: &Model, options: &EngineOptions) -> usize {
+    options.n_ctx.min(model.config.max_context())
 }
 
 /// Checks that a model can draft for another: both are decoders, of the same vocabulary.

@@ -4,9 +4,10 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::plan::BatchEntry;
-use super::{Engine, EngineOptions};
+use super::{Engine, EngineOptions, RequestId};
 use crate::draft::{
-    DraftCost, DraftModel, ProposalJob, Speculator, StepCosts, allot, draft_limits, relative_cost, worthwhile_length,
+    ComputedRows, DraftCost, DraftSource, ProposalJob, Speculator, StepCosts, allot, draft_limits, relative_cost,
+    worthwhile_length,
 };
 use crate::error::DraftModelError;
 use crate::kv::KvStats;
@@ -16,8 +17,18 @@ use crate::pool::Pool;
 /// A batch of the draft model with at most this many rows costs as much as one of one row.
 const FEW_ROWS: usize = 4;
 
+/// Hidden states of a request's rows in a batch.
+pub(super) struct HiddenRows {
+    id: RequestId,
+    /// Position of the first.
+    pos: usize,
+    /// (rows, n_embd)
+    hidden: Vec<f32>,
+}
+
 impl Engine {
-    /// Sets a model of the same vocabulary that proposes tokens where lookup is not confident
+    /// Sets a model of the same vocabulary, or the model's own MTP head
+    /// ([`Model::mtp_head`](crate::model::Model::mtp_head)), that proposes tokens where lookup is not confident
     /// ([`Request::speculation`](crate::engine::Request::speculation)), and reserves its memory. Changes no byte of an answer.
     ///
     /// # Errors
@@ -25,19 +36,19 @@ impl Engine {
     pub fn set_draft_model(&mut self, draft: Arc<Model>, pool: &dyn Pool) -> Result<(), DraftModelError> {
         let options = EngineOptions { batch_tokens: self.max_batch_tokens, ..self.options };
         let cost = DraftCost::estimated(relative_cost(&draft, &self.model));
-        self.draft_model = Some(DraftModel::new(draft, &self.model, pool, &options)?);
+        self.draft_model = Some(DraftSource::new(draft, &self.model, pool, &options)?);
         self.draft_cost = cost;
         Ok(())
     }
 
     /// The draft model.
     pub fn draft_model(&self) -> Option<&Arc<Model>> {
-        self.draft_model.as_ref().map(DraftModel::model)
+        self.draft_model.as_ref().map(DraftSource::model)
     }
 
     /// Statistics of the draft model's KV memory.
     pub fn draft_kv_stats(&self) -> Option<KvStats> {
-        self.draft_model.as_ref().map(DraftModel::kv_stats)
+        self.draft_model.as_ref().map(DraftSource::kv_stats)
     }
 
     /// Tells the engine how long the last step took, in any unit. From these times it chooses the number of draft tokens
@@ -104,6 +115,32 @@ impl Engine {
             }
         }
         spent
+    }
+
+    /// Hidden states of the last batch that the MTP head reads, by request.
+    pub(super) fn hidden_of_drafts(&self, exec: Exec<'_>, plan: &[BatchEntry]) -> Vec<HiddenRows> {
+        let (mut row, mut all) = (0, Vec::new());
+        for p in plan.iter().filter(|_| self.draft_model.as_ref().is_some_and(DraftSource::reads_hidden)) {
+            let a = &self.active[p.request];
+            if a.speculator.is_some() {
+                let hidden = self.model.hidden_states(exec, row..row + p.n_rows(), &self.scratch);
+                all.push(HiddenRows { id: a.id, pos: a.n_computed, hidden });
+            }
+            row += p.n_rows();
+        }
+        all
+    }
+
+    /// Gives the MTP head the hidden states of rows that were not rejected.
+    pub(super) fn show_hidden(&mut self, exec: Exec<'_>, all: &[HiddenRows]) {
+        let Some(draft) = &mut self.draft_model else { return };
+        for HiddenRows { id, pos, hidden } in all {
+            let Some(a) = self.active.iter().find(|a| a.id == *id) else { continue };
+            let n = a.n_computed.saturating_sub(*pos) * self.model.config.n_embd;
+            if n > 0 {
+                draft.observe(exec, &ComputedRows { id: *id, tokens: &a.tokens, pos: *pos, hidden: &hidden[..n] });
+            }
+        }
     }
 
     /// Lets the draft model propose tokens for those requests whose drafter is not confident, where that is expected to

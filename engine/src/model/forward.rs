@@ -214,6 +214,9 @@ impl Model {
         if let Some(norm) = &self.weights.embedding_norm {
             pass.rows.norm_each(norm, &mut s.x[..n * d]);
         }
+        if let Some(input) = &self.weights.mtp_input {
+            pass.join_hidden(input, s);
+        }
         pass.trace_stage(Stage::Embedding, None, &mut columns(&s.x[..n * d], d, 0, d));
         if let Some(embeddings) = &self.weights.layer_embeddings {
             self.embed_layers(&pass.rows, embeddings, runs, s);

@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use super::config::Config;
+use super::mtp;
 use super::roles::{self, TensorStorage, tensor_error};
 use super::weights::Weights;
 use crate::error::LoadError;
@@ -30,11 +31,15 @@ struct PendingTensor {
     offset: u64,
     len_bytes: u64,
     into: TensorStorage,
+    /// Whether it belongs to the MTP head.
+    of_head: bool,
 }
 
 /// Receives the bytes of the tensors, as whole files or in pieces in file order, and produces [`Weights`].
 pub struct WeightLoader {
     config: Config,
+    /// The MTP head that is loaded too.
+    head: Option<Config>,
     /// Tensors in file order.
     pending: Vec<PendingTensor>,
     /// Index of the tensor that is being streamed, and the number of its bytes packed.
@@ -50,27 +55,35 @@ pub struct WeightLoader {
 }
 
 impl WeightLoader {
-    /// Checks names, types and shapes of all tensors, and allocates the matrices.
+    /// Checks names, types and shapes of all tensors, and allocates the matrices. With `mtp`, those of the MTP head too.
     ///
     /// # Errors
     /// [`LoadError`] names the tensor, what was found and what was expected.
-    pub fn new(shards: &[Gguf<'_>], config: Config) -> Result<WeightLoader, LoadError> {
+    pub fn new(shards: &[Gguf<'_>], config: Config, mtp: bool) -> Result<WeightLoader, LoadError> {
         let (mut pending, mut arena) = (Vec::<PendingTensor>::new(), WeightArena::default());
+        let head = if mtp { Some(config.mtp_head().ok_or_else(|| no_head(&config))?) } else { None };
         for (shard, t) in shards.iter().enumerate().flat_map(|(i, g)| g.tensors().iter().map(move |t| (i, t))) {
             let name = roles::canonical(t.name, &config);
-            let Some(into) = TensorStorage::reserve(&name, t, &config, &mut arena)? else { continue };
+            let of_head = head.as_ref().and_then(|head| Some((mtp::name_in_head(&name, &config)?, head)));
+            let (name, owner, of_head) = match of_head {
+                Some((name, head)) => (name, head, true),
+                None => (name, &config, false),
+            };
+            let Some(into) = TensorStorage::reserve(&name, t, owner, &mut arena)? else { continue };
             let (dtype, offset, len_bytes) = (t.dtype, t.offset, t.len_bytes);
-            pending.push(PendingTensor { name, shard, dtype, offset, len_bytes, into });
+            pending.push(PendingTensor { name, shard, dtype, offset, len_bytes, into, of_head });
         }
-        let mut names: Vec<&str> = pending.iter().map(|p| p.name.as_str()).collect();
-        names.sort_unstable();
-        let has = |name: &str| names.binary_search(&name).is_ok();
-        if let Some(name) = roles::missing(&config, has).or_else(|| roles::missing_in_layer(&config, &names, has)) {
+        if let Some(name) = first_missing(&config, pending.iter().filter(|p| !p.of_head)) {
             return Err(LoadError::MissingTensor { name });
+        }
+        let missing = head.as_ref().and_then(|head| first_missing(head, pending.iter().filter(|p| p.of_head)));
+        if let Some(name) = missing {
+            return Err(LoadError::MissingTensor { name: mtp::name_in_file(&name, &config) });
         }
         pending.sort_by_key(|tensor| (tensor.shard, tensor.offset));
         let starts = shards.iter().map(Gguf::header_len).collect();
-        let mut loader = WeightLoader { config, pending, at: 0, done: 0, carry: Vec::new(), starts, shard: 0, next: 0 };
+        let mut loader =
+            WeightLoader { config, head, pending, at: 0, done: 0, carry: Vec::new(), starts, shard: 0, next: 0 };
         loader.start_shard(0);
         Ok(loader)
     }
@@ -151,24 +164,54 @@ impl WeightLoader {
         self.at == self.pending.len()
     }
 
-    /// The configuration and weights, after all tensors are loaded.
+    /// The configuration and weights, and those of the MTP head, after all tensors are loaded.
     ///
     /// # Errors
     /// [`LoadError::Tensor`] of the first tensor that is incomplete, or that conflicts with others.
-    pub fn finish(mut self) -> Result<(Config, Weights), LoadError> {
+    pub fn finish(mut self) -> Result<LoadedWeights, LoadError> {
         if let Some(p) = self.pending.get(self.at) {
             let found = format!("{} of {} bytes", self.done + self.carry.len() as u64, p.len_bytes);
             return Err(tensor_error(&p.name, &found, "the whole tensor"));
         }
         self.pending.sort_by(|a, b| a.name.cmp(&b.name));
-        let mut tensors = LoadedTensors(self.pending);
+        let (of_head, own) = self.pending.into_iter().partition(|p| p.of_head);
+        let mut tensors = LoadedTensors(own);
         let weights = Weights::new(&mut tensors, &self.config)?;
-        // ignoring a tensor would compute another model than the file describes
-        match tensors.first_unused() {
-            Some(name) => Err(roles::conflict(name, &self.config)),
-            None => Ok((self.config, weights)),
+        tensors.check_all_taken(&self.config)?;
+        let mut mtp_head = None;
+        if let Some(config) = self.head {
+            let mut tensors = LoadedTensors(of_head);
+            let head = Weights::mtp_head(&mut tensors, &config, &weights)?;
+            tensors.check_all_taken(&config)?;
+            mtp_head = Some((config, head));
         }
+        Ok(LoadedWeights { config: self.config, weights, mtp_head })
     }
+}
+
+/// The result of a [`WeightLoader`].
+pub struct LoadedWeights {
+    pub(super) config: Config,
+    pub(super) weights: Weights,
+    pub(super) mtp_head: Option<(Config, Weights)>,
+}
+
+/// The first tensor that a model needs and these do not have.
+fn first_missing<'p>(config: &Config, pending: impl Iterator<Item = &'p PendingTensor>) -> Option<String> {
+    let mut names: Vec<&str> = pending.map(|p| p.name.as_str()).collect();
+    names.sort_unstable();
+    let has = |name: &str| names.binary_search(&name).is_ok();
+    roles::missing(config, has).or_else(|| roles::missing_in_layer(config, &names, has))
+}
+
+/// The error for a file without an MTP head that the engine can use.
+fn no_head(config: &Config) -> LoadError {
+    let found = match config.n_nextn {
+        0 => "no layer for multi-token prediction".into(),
+        _ => format!("one of the architecture `{}`, whose layers the engine does not draft with", config.arch.name),
+    };
+    let key = format!("{}.nextn_predict_layers", config.arch.name);
+    LoadError::Metadata { key, found, expected: "a layer for multi-token prediction (NextN)".into() }
 }
 
 impl PendingTensor {
@@ -255,10 +298,10 @@ impl LoadedTensors {
         Some(core::mem::replace(&mut self.0[i].into, TensorStorage::Matrices(Vec::new())))
     }
 
-    /// The first tensor that was not taken.
-    fn first_unused(&self) -> Option<&str> {
+    /// Ignoring a tensor would compute another model than the file describes.
+    fn check_all_taken(&self, config: &Config) -> Result<(), LoadError> {
         let is_taken = |p: &&PendingTensor| matches!(&p.into, TensorStorage::Matrices(all) if all.is_empty());
-        self.0.iter().find(|p| !is_taken(p)).map(|p| p.name.as_str())
+        self.0.iter().find(|p| !is_taken(p)).map_or(Ok(()), |p| Err(roles::conflict(&p.name, config)))
     }
 
     /// The matrices of a tensor: one, or one per expert.

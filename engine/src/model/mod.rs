@@ -11,6 +11,7 @@ pub mod forward;
 mod keys;
 pub mod loader;
 pub mod mixers;
+pub mod mtp;
 mod passes;
 mod projection;
 mod recommended;
@@ -25,11 +26,12 @@ pub mod weights;
 
 use alloc::format;
 use alloc::string::String;
+use alloc::sync::Arc;
 
 pub use config::Config;
 pub(crate) use forward::logits_rows;
 pub use forward::{Exec, KvRef, Run, Stage, Trace};
-use loader::WeightLoader;
+use loader::{LoadedWeights, WeightLoader};
 pub(crate) use projection::ProjectionScratch;
 pub use recommended::RecommendedSampling;
 pub use scratch::{Scratch, ScratchSize};
@@ -49,7 +51,7 @@ pub struct Model {
     /// Hyper-parameters.
     pub config: Config,
     /// Tokenizer of the model file.
-    pub tokenizer: Tokenizer,
+    pub tokenizer: Arc<Tokenizer>,
     /// Chat template of the model file, in Jinja.
     pub chat_template: Option<String>,
     /// Prompt of a reranker, with `{query}` and `{document}` (`tokenizer.chat_template.rerank`).
@@ -67,12 +69,14 @@ pub struct Model {
     /// value.
     pub max_scratch_bytes: usize,
     pub(crate) weights: Weights,
+    /// The layer of the file that predicts a further token, if it was loaded ([`ModelLoader::with_mtp_head`]).
+    pub mtp_head: Option<Arc<Model>>,
 }
 
 /// A model whose metadata and tensor directory are parsed and whose weights are being loaded.
 pub struct ModelLoader {
     loader: WeightLoader,
-    tokenizer: Tokenizer,
+    tokenizer: Arc<Tokenizer>,
     chat_template: Option<String>,
     rerank_template: Option<String>,
     name: Option<String>,
@@ -106,6 +110,18 @@ impl ModelLoader {
     /// # Errors
     /// [`LoadError`] names the key or tensor that is invalid.
     pub fn new(shards: &[Gguf<'_>]) -> Result<ModelLoader, LoadError> {
+        ModelLoader::with(shards, false)
+    }
+
+    /// As [`ModelLoader::new`], for a model with its MTP head ([`Model::mtp_head`]).
+    ///
+    /// # Errors
+    /// Also if the file has none that the engine can use.
+    pub fn with_mtp_head(shards: &[Gguf<'_>]) -> Result<ModelLoader, LoadError> {
+        ModelLoader::with(shards, true)
+    }
+
+    fn with(shards: &[Gguf<'_>], mtp: bool) -> Result<ModelLoader, LoadError> {
         let Some(gguf) = shards.first() else {
             let (found, expected) = ("no file".into(), "at least one file".into());
             return Err(LoadError::Gguf { at: 0, what: "model", found, expected });
@@ -114,8 +130,8 @@ impl ModelLoader {
         let tokenizer = Tokenizer::from_gguf(gguf)?;
         check_vocabulary(gguf, &config, tokenizer.n_vocab())?;
         Ok(ModelLoader {
-            loader: WeightLoader::new(shards, config)?,
-            tokenizer,
+            loader: WeightLoader::new(shards, config, mtp)?,
+            tokenizer: Arc::new(tokenizer),
             chat_template: gguf.str("tokenizer.chat_template")?.map(Into::into),
             rerank_template: gguf.str("tokenizer.chat_template.rerank")?.map(Into::into),
             name: gguf.str("general.name")?.map(Into::into),
@@ -141,9 +157,23 @@ impl ModelLoader {
     /// # Errors
     /// [`LoadError`] of the first tensor that is incomplete or that conflicts with others.
     pub fn finish(self) -> Result<Model, LoadError> {
-        let (config, weights) = self.loader.finish()?;
+        let LoadedWeights { config, weights, mtp_head } = self.loader.finish()?;
         let max_scratch_bytes = weights.len_bytes().max(LEAST_SCRATCH_LIMIT);
+        let mtp_head = mtp_head.map(|(config, weights)| Model {
+            config,
+            tokenizer: Arc::clone(&self.tokenizer),
+            chat_template: None,
+            rerank_template: None,
+            name: None,
+            n_parameters: 0,
+            file_type: self.file_type,
+            recommended: RecommendedSampling::default(),
+            max_scratch_bytes,
+            weights,
+            mtp_head: None,
+        });
         Ok(Model {
+            mtp_head: mtp_head.map(Arc::new),
             config,
             tokenizer: self.tokenizer,
             chat_template: self.chat_template,

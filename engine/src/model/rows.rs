@@ -90,6 +90,12 @@ impl<'a> RowOps<'a> {
         self.each(x, stride, &|_, x| norm_in_place(self.cpu, &weights, &mut x[..n.width]));
     }
 
+    /// [`RowOps::norm_each`] on the ends of rows of `stride` floats.
+    pub(super) fn norm_ends(&self, n: &Norm, x: &mut [f32], stride: usize) {
+        let weights = self.weights(n);
+        self.each(x, stride, &|_, x| norm_in_place(self.cpu, &weights, &mut x[stride - n.width..]));
+    }
+
     /// `x = norm(x + y)`; rows of `x` are contiguous, those of `y` padded to whole panels.
     pub(super) fn add_normed(&self, n: &Norm, x: &mut [f32], y: &[f32]) {
         let weights = self.weights(n);

@@ -42,6 +42,8 @@ pub struct Scratch {
     pub(super) y: Vec<f32>,
     /// (kept streams, rows, n_embd): residual streams that later layers read.
     pub(super) residuals: Vec<f32>,
+    /// (rows, 2 * n_embd): what an MTP head reads, the token's embedding and the hidden state before it.
+    pub(super) joined: Vec<f32>,
     pub(super) step: StepScratch,
     pub(super) attention: AttentionScratch,
     pub(super) experts: ExpertsScratch,
@@ -252,6 +254,7 @@ impl Model {
             h: budget.zeros(&[n, d]),
             y: budget.zeros(&[n, padded(d)]),
             residuals: budget.zeros(&[c.kept_residuals(c.n_layer() - 1)[1], n, d]),
+            joined: budget.zeros(&[if c.is_mtp_head { n } else { 0 }, 2 * d]),
             step: StepScratch {
                 wide: budget.zeros(&[n, widths.wide]),
                 words: budget.zeros(&[n.max(max_logits), widths.words]),
@@ -366,6 +369,9 @@ impl Model {
             w.wide = w.wide.max(wide.saturating_mul(rows));
             w.words = w.words.max(packed_words(rows, forms, d)).max(packed_words(rows, 1, k));
         };
+        if let Some(input) = &self.weights.mtp_input {
+            step(1, (0, input.proj.w.k()), 1);
+        }
         for (layer, config) in c.layers.iter().map(|config| (&self.weights.layers[config.block], config)) {
             let out = config.heads.out_width();
             let gates = if c.arch.gated_queries { out } else { 0 };

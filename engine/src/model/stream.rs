@@ -54,6 +54,8 @@ pub enum StreamError {
 pub struct StreamLoader {
     shards: Vec<Shard>,
     digest: bool,
+    /// Whether the MTP head is loaded too.
+    mtp: bool,
     /// The weight loader, once all headers are parsed, and the index of the file it reads.
     weights: Option<(Box<ModelLoader>, usize)>,
 }
@@ -79,7 +81,12 @@ impl StreamLoader {
     pub fn new(lens: &[u64], digest: bool) -> StreamLoader {
         let shard =
             |&len| Shard { len, fed: 0, hash: Sha256::new(), prefix: Vec::new(), try_at: FIRST_TRY, header: None };
-        StreamLoader { shards: lens.iter().map(shard).collect(), digest, weights: None }
+        StreamLoader { shards: lens.iter().map(shard).collect(), digest, mtp: false, weights: None }
+    }
+
+    /// Loads the model with its MTP head ([`Model::mtp_head`]). To be called before the first [`StreamLoader::feed`].
+    pub fn load_mtp_head(&mut self) {
+        self.mtp = true;
     }
 
     /// Takes the next bytes of a file. Returns whether its header is complete. Send the bytes after a header only when
@@ -130,7 +137,8 @@ impl StreamLoader {
         });
         let directories = directories.collect::<Result<Vec<_>, _>>()?;
         let set = GgufSet::new(directories).map_err(|e| self.in_file(e.file, e.source))?;
-        let loader = Box::new(ModelLoader::new(set.shards())?);
+        let loader = if self.mtp { ModelLoader::with_mtp_head(set.shards()) } else { ModelLoader::new(set.shards()) };
+        let loader = Box::new(loader?);
         self.weights = Some((loader, 0));
         self.pack_prefix(0)?;
         self.advance()

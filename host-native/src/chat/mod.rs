@@ -121,7 +121,7 @@ struct Loaded {
 
 impl Loaded {
     fn new(model_args: &ModelArgs, args: &ChatArgs, pool: &ThreadPool) -> Result<Loaded, Failure> {
-        let model = Arc::new(load::model(model_args, pool)?);
+        let model = Arc::new(load::model_and_head(model_args, args.draft.loads_mtp(), pool)?);
         let n_ctx = args.ctx_size.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
         let engine = engine(&model, pool, model_args, &args.draft, n_ctx, None)?;
         let sampling = args.sampling.options(&model);

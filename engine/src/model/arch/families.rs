@@ -1,7 +1,7 @@
 //! The table of model families.
 
 use super::{
-    Alibi, Arch, ExpertInput, Factors, Gating, HeadKind, IndexerKind, LocalRope, OutputGate, Rotated, ScoreScale,
+    Alibi, Arch, ExpertInput, Factors, Gating, HeadKind, IndexerKind, LocalRope, Mtp, OutputGate, Rotated, ScoreScale,
     Sections, Swiglu, Temperature, YarnLog,
 };
 use crate::kernels::elementwise::Activation;
@@ -74,6 +74,7 @@ const BASE: Arch = Arch {
     normed_residual: false,
     lightning: false,
     indexer: None,
+    mtp: Mtp::Unsupported,
 };
 const LLAMA: Arch = Arch { name: "llama", rope: Some(RopeStyle::Interleaved), ..BASE };
 const GEMMA: Arch = Arch { name: "gemma", act: Activation::GeluTanh, embeddings_by_width: true, ..BASE };
@@ -89,6 +90,7 @@ const BERT: Arch =
     Arch { name: "bert", rope: None, act: Activation::GeluErf, bidirectional: true, post_norm: true, ..LAYER_NORM };
 const QWEN35: Arch = Arch {
     name: "qwen35",
+    mtp: Mtp::Normed,
     gated_queries: true,
     sections: Sections::Interleaved,
     tiled_value_heads: true,
@@ -103,8 +105,13 @@ const GRANITE: Arch = Arch { name: "granite", divided_logits: true, ..LLAMA };
 
 /// Experts whose weights are normalised only if the file says so.
 const RAW_EXPERTS: Arch = Arch { name: "", normalised_experts: false, ..BASE };
-const DEEPSEEK2: Arch =
-    Arch { name: "deepseek2", rope: Some(RopeStyle::Interleaved), yarn_log: YarnLog::Scores, ..RAW_EXPERTS };
+const DEEPSEEK2: Arch = Arch {
+    name: "deepseek2",
+    mtp: Mtp::Normed,
+    rope: Some(RopeStyle::Interleaved),
+    yarn_log: YarnLog::Scores,
+    ..RAW_EXPERTS
+};
 const ALIBI: Arch = Arch { name: "", rope: None, alibi: Alibi::Always, act: Activation::GeluTanh, ..LAYER_NORM };
 const LLAMA4: Arch = Arch {
     name: "llama4",
@@ -168,7 +175,7 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "jamba", normalised_experts: false, ..MAMBA },
     Arch { name: "falcon-h1", ..BASE },
     Arch { name: "granitehybrid", rotated: Rotated::IfFinetuned, ..GRANITE },
-    Arch { name: "qwen3next", gated_queries: true, aliases: FFN_NORM, ..BASE },
+    Arch { name: "qwen3next", mtp: Mtp::Normed, gated_queries: true, aliases: FFN_NORM, ..BASE },
     GEMMA,
     Arch { name: "gemma2", window: 4096, window_pattern: 2, scaled_by_width: Some(46), ..GEMMA },
     GEMMA3,
@@ -224,7 +231,7 @@ pub const ARCHS: &[Arch] = &[
     },
     Arch { name: "openelm", ..BASE },
     Arch { name: "deci", ..LLAMA },
-    Arch { name: "mimo2", local_rope: LocalRope::Unscaled, gating: Gating::Sigmoid, ..BASE },
+    Arch { name: "mimo2", mtp: Mtp::Raw, local_rope: LocalRope::Unscaled, gating: Gating::Sigmoid, ..BASE },
     Arch {
         name: "laguna",
         window_pattern: 4,
@@ -235,7 +242,14 @@ pub const ARCHS: &[Arch] = &[
         output_gate: OutputGate::Softplus,
         ..RAW_EXPERTS
     },
-    Arch { name: "step35", half_rotary: true, local_rope: LocalRope::Unscaled, gating: Gating::Sigmoid, ..RAW_EXPERTS },
+    Arch {
+        name: "step35",
+        mtp: Mtp::Raw,
+        half_rotary: true,
+        local_rope: LocalRope::Unscaled,
+        gating: Gating::Sigmoid,
+        ..RAW_EXPERTS
+    },
     Arch {
         name: "smallthinker",
         // as llama.cpp
@@ -266,7 +280,7 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "jais2", act: Activation::ReluSquared, ..LAYER_NORM },
     Arch { name: "seed_oss", aliases: FFN_NORM, ..BASE },
     Arch { name: "glm4", ..LLAMA },
-    Arch { name: "glm4moe", aliases: FFN_NORM, ..RAW_EXPERTS },
+    Arch { name: "glm4moe", mtp: Mtp::Normed, aliases: FFN_NORM, ..RAW_EXPERTS },
     Arch { name: "gpt-oss", aliases: FFN_NORM, swiglu: Swiglu::Clamped(7.0), window_pattern: 2, ..BASE },
     Arch { name: "bloom", ..ALIBI },
     Arch { name: "mpt", ..ALIBI },
@@ -333,7 +347,7 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "bailingmoe", rope: Some(RopeStyle::Interleaved), ..RAW_EXPERTS },
     Arch { name: "bailingmoe2", ..RAW_EXPERTS },
     Arch { name: "dots1", ..RAW_EXPERTS },
-    Arch { name: "hy_v3", ..RAW_EXPERTS },
+    Arch { name: "hy_v3", mtp: Mtp::Normed, ..RAW_EXPERTS },
     Arch { name: "minimax-m2", ..BASE },
     Arch { name: "ernie4_5-moe", ..LLAMA },
     Arch { name: "mellum", ..BASE },
@@ -359,7 +373,14 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "hunyuan_vl", rope_before_norm: true, sections: Sections::Blocks, ..BASE },
     LLAMA4,
     Arch { name: "maple", rotated: Rotated::Local, swiglu: Swiglu::Limited(7.0), ..BASE },
-    Arch { name: "cohere2moe", rotated: Rotated::LocalOrDense, gating: Gating::Sigmoid, shared_factor: 0.5, ..COHERE },
+    Arch {
+        name: "cohere2moe",
+        mtp: Mtp::Normed,
+        rotated: Rotated::LocalOrDense,
+        gating: Gating::Sigmoid,
+        shared_factor: 0.5,
+        ..COHERE
+    },
     Arch {
         name: "modern-bert",
         bidirectional: true,

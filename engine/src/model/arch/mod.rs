@@ -146,12 +146,25 @@ pub struct Arch {
     pub positive_decay_factors: bool,
     /// Delta net: whether value head h has the key head `h % n_key`, instead of `h / (n_value / n_key)`.
     pub tiled_value_heads: bool,
+    /// What multi-token prediction reads of the model.
+    pub mtp: Mtp,
     /// Whether the Mamba layers are those of PLaMo 2, whose channels form heads.
     pub mamba_by_heads: bool,
     /// Classification head of rerankers.
     pub head: HeadKind,
     /// Indexers of sparse attention.
     pub indexer: Option<IndexerKind>,
+}
+
+/// The hidden states that multi-token prediction reads.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Mtp {
+    /// Those after the final norm.
+    Normed,
+    /// Those before it.
+    Raw,
+    /// The engine does not use the family's layers for it.
+    Unsupported,
 }
 
 /// What the heads of an indexer select.

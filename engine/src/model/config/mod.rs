@@ -18,12 +18,12 @@ use layers::{layers, place};
 pub use passes::PassEnd;
 use passes::passes;
 
-use super::arch::{ARCHS, Alibi, Arch};
+use super::arch::{ARCHS, Alibi, Arch, Mtp};
 use super::keys::Keys;
-use super::mixers;
 pub use super::mixers::{IndexerConfig, MixerKind, RecurrentConfig, Selection};
 use super::residual_attention::MAX_KEPT;
 use super::rotary::{RopeConfig, ScalingKind};
+use super::{mixers, mtp};
 use crate::error::LoadError;
 use crate::gguf::Gguf;
 use crate::kernels::attention::{AttentionWindow, KvHeads, KvLayout, KvType};
@@ -106,8 +106,12 @@ pub struct Config {
     pub recurrent: Option<RecurrentConfig>,
     /// Per-layer parameters.
     pub layers: Vec<LayerConfig>,
-    /// Layers of the file after these, which predict further tokens (NextN, multi-token prediction). They are not used.
+    /// Layers of the file after these, which predict further tokens (NextN, multi-token prediction).
     pub n_nextn: usize,
+    /// The first of those, if the engine can draft with it ([`Model::mtp_head`](super::Model::mtp_head)).
+    pub mtp_layer: Option<LayerConfig>,
+    /// Whether this is such a layer alone: it also reads the hidden state of the token before.
+    pub is_mtp_head: bool,
 }
 
 /// Parameters of a layer.
@@ -195,6 +199,7 @@ impl Config {
         let logit_scale = keys.optional("logit_scale")?.unwrap_or(logit_scale);
         let causal = keys.bool("attention.causal")?.unwrap_or(!arch.bidirectional);
         let (ropes, mut layers) = layers(&keys, &Arch { rope, ..*arch }, &kinds, n_embd, n_ctx_train, causal)?;
+        let next_layer = layers.get(n_layer).copied();
         layers.truncate(n_layer);
         let mut layers = passes(&keys, layers)?;
         let n_head = layers.iter().map(|l| l.heads.n_head).max().unwrap_or(0).max(1);
@@ -209,6 +214,8 @@ impl Config {
         let rotated = ropes.iter().map(|rope| rope.n_rot).max().unwrap_or(0);
         let indexer = mixers::indexer::read(&keys, arch, shards, &mut layers, rotated)?;
         place(&keys, arch, &mut layers, recurrent.as_ref())?;
+        let mtp_layer =
+            next_layer.filter(|l| arch.mtp != Mtp::Unsupported && mtp::is_supported(l) && indexer.is_none());
         Ok(Config {
             arch: *arch,
             n_embd,
@@ -249,11 +256,20 @@ impl Config {
             recurrent,
             layers,
             n_nextn,
+            mtp_layer,
+            is_mtp_head: false,
         })
     }
 
-    /// Whether a tensor belongs to a layer that is not used ([`Config::n_nextn`]).
-    pub fn is_unused(&self, tensor: &str) -> bool {
+    /// The configuration of [`Config::mtp_layer`] as a model of its own.
+    pub(in crate::model) fn mtp_head(&self) -> Option<Config> {
+        let layer = LayerConfig { block: 0, kv_layer: 0, state_at: 0, ..self.mtp_layer? };
+        let (layers, n_nextn) = ([layer].into(), 0);
+        Some(Config { layers, n_nextn, recurrent: None, mtp_layer: None, is_mtp_head: true, ..self.clone() })
+    }
+
+    /// Whether a tensor belongs to a layer that only drafts ([`Config::n_nextn`]).
+    pub(in crate::model) fn is_unused(&self, tensor: &str) -> bool {
         let layer = tensor.strip_prefix("blk.").and_then(|rest| rest.split_once('.')?.0.parse().ok());
         layer.is_some_and(|layer| (self.n_layer()..self.n_layer() + self.n_nextn).contains(&layer))
     }

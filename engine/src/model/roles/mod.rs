@@ -313,6 +313,8 @@ fn index(text: &str) -> Option<usize> {
 /// The first required tensor that is missing; `has` tells which exist.
 pub(super) fn missing(c: &Config, has_tensor: impl Fn(&str) -> bool) -> Option<String> {
     let is_required = |row: &&TensorRow| match row.need {
+        // an MTP head has those of its model
+        _ if c.is_mtp_head => false,
         Need::Optional | Need::EachLayer | Need::Layouts(_) => false,
         Need::Always => (row.role)(&Scope::of_model(c), &[0; 4]).is_some(),
         Need::LongRope { other } => c.is_longrope() || has_tensor(other),

@@ -101,6 +101,11 @@ fn stream_projections(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     }
 }
 
+/// A tensor of multi-token prediction.
+fn of_head(c: &Scope<'_>, role: Option<Role>) -> Option<Role> {
+    role.filter(|_| c.is_mtp_head)
+}
+
 /// A norm or factor of experts that read the residual stream.
 fn beside_residual(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     if c.experts.is_some() && c.arch.expert_input == ExpertInput::Residual { vector(c.n_embd) } else { None }
@@ -196,6 +201,12 @@ pub(super) const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("proj.weight", |c, _| with_embeddings(c, |n, d| matrix(d, n))).need(Need::EachLayer),
     TensorRow::new("post_norm.weight", |c, _| with_embeddings(c, |_, d| vector(d))).need(Need::EachLayer),
     TensorRow::new("layer_output_scale.weight", |_, _| vector(1)),
+    TensorRow::new("nextn.eh_proj.weight", |c, _| of_head(c, matrix(c.n_embd, 2 * c.n_embd))).need(Need::EachLayer),
+    TensorRow::new("nextn.enorm.weight", |c, _| of_head(c, vector(c.n_embd))).need(Need::EachLayer),
+    TensorRow::new("nextn.hnorm.weight", |c, _| of_head(c, vector(c.n_embd))).need(Need::EachLayer),
+    TensorRow::new("nextn.shared_head_norm.weight", |c, _| of_head(c, vector(c.n_embd))),
+    TensorRow::new("nextn.embed_tokens.weight", |c, _| of_head(c, matrix(c.n_vocab, c.n_embd))),
+    TensorRow::new("nextn.shared_head_head.weight", |c, _| of_head(c, matrix(c.n_vocab, c.n_embd))),
     TensorRow::new("attn_output_norm.weight", post_norm_only).of(&[(Part::PostNorm, 0)]),
     TensorRow::new("attn_output_norm.bias", post_norm_only),
     TensorRow::new("layer_output_norm.weight", post_norm_only).of(&[(Part::PostNorm, 0)]),

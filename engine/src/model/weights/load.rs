@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -26,15 +27,7 @@ impl Weights {
     /// # Errors
     /// [`LoadError`] of a tensor that is missing, or whose shape does not fit another's.
     pub(in crate::model) fn new(tensors: &mut LoadedTensors, c: &Config) -> Result<Weights, LoadError> {
-        let mut layers = (0..c.n_blocks()).map(|i| layer(tensors, c, i)).collect::<Result<Vec<_>, _>>()?;
-        share_biases(c, &mut layers)?;
-        // without this norm a block is parallel: all layers must have it, or none
-        let lacks_norm = |l: &Layer| l.ffn_norm.is_none() && !matches!(l.ffn, FeedForward::None);
-        if layers.iter().any(|l| l.ffn_norm.is_some())
-            && let Some(i) = layers.iter().position(lacks_norm)
-        {
-            return Err(missing(&format!("blk.{i}.ffn_norm.weight")));
-        }
+        let layers = Weights::layers(tensors, c)?;
         let divisors = |tensors: &mut LoadedTensors, name: &str| tensors.optional(&format!("rope_{name}.weight"));
         let rope_divisors =
             match (divisors(tensors, "freqs"), divisors(tensors, "factors_short"), divisors(tensors, "factors_long")) {
@@ -43,7 +36,9 @@ impl Weights {
                 _ => RopeDivisors::None,
             };
         Ok(Weights {
-            embedding: tensors.matrix("token_embd.weight")?,
+            embedding: Arc::new(tensors.matrix("token_embd.weight")?),
+            mtp_input: None,
+            is_shared: [false; 2],
             token_types: if tensors.has("token_types.weight") {
                 Some(tensors.matrix("token_types.weight")?)
             } else {
@@ -68,11 +63,28 @@ impl Weights {
             final_norm: norm(tensors, "output_norm")?.or(plain(c.arch.plain_norms, c.n_embd)),
             residual_score: tensors.optional("output_res_score.weight"),
             output_bias: tensors.optional("output.bias"),
-            output: if tensors.has("output.weight") { Some(tensors.matrix("output.weight")?) } else { None },
+            output: match tensors.has("output.weight") {
+                true => Some(Arc::new(tensors.matrix("output.weight")?)),
+                false => None,
+            },
             rope_divisors,
             projections: projections(tensors, c.n_embd)?,
             classifier: Classifier::load(tensors, c)?,
         })
+    }
+
+    /// The layers.
+    pub(in crate::model) fn layers(tensors: &mut LoadedTensors, c: &Config) -> Result<Vec<Layer>, LoadError> {
+        let mut layers = (0..c.n_blocks()).map(|i| layer(tensors, c, i)).collect::<Result<Vec<_>, _>>()?;
+        share_biases(c, &mut layers)?;
+        // without this norm a block is parallel: all layers must have it, or none
+        let lacks_norm = |l: &Layer| l.ffn_norm.is_none() && !matches!(l.ffn, FeedForward::None);
+        if layers.iter().any(|l| l.ffn_norm.is_some())
+            && let Some(i) = layers.iter().position(lacks_norm)
+        {
+            return Err(missing(&format!("blk.{i}.ffn_norm.weight")));
+        }
+        Ok(layers)
     }
 }
 

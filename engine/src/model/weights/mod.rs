@@ -3,6 +3,7 @@
 mod load;
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -11,6 +12,7 @@ pub(super) use load::{linear, missing, norm, required_norm, transposed};
 use super::classifier::Classifier;
 use super::config::Config;
 pub use super::mixers::{ChannelMix, IndexerWeights, LatentWeights, Recurrent};
+pub use super::mtp::MtpInput;
 use crate::kernels::panel::{Matrix, PANEL};
 
 /// A matrix and its bias: `y = w x + b`.
@@ -33,6 +35,7 @@ pub struct LinearGroup {
 }
 
 /// RMSNorm or LayerNorm of vectors or of heads.
+#[derive(Clone)]
 pub struct Norm {
     /// A factor per element (width); or per element of all heads, where heads have their own factors.
     pub weight: Vec<f32>,
@@ -270,6 +273,7 @@ pub enum ResidualOrder {
 }
 
 /// Divisors of the RoPE frequencies, one per pair.
+#[derive(Clone)]
 pub enum RopeDivisors {
     /// The file has none.
     None,
@@ -287,7 +291,11 @@ pub enum RopeDivisors {
 /// All weights of a model.
 pub struct Weights {
     /// (n_vocab, n_embd)
-    pub embedding: Matrix,
+    pub embedding: Arc<Matrix>,
+    /// What an MTP head reads in place of embeddings.
+    pub mtp_input: Option<MtpInput>,
+    /// Whether embedding and output are those of another model.
+    pub is_shared: [bool; 2],
     /// (token types, n_embd): the first row is added to every token (BERT).
     pub token_types: Option<Matrix>,
     /// Learned position embeddings (n_ctx_train, n_embd), for models without RoPE.
@@ -305,7 +313,7 @@ pub struct Weights {
     /// Norm after the layers (n_embd).
     pub final_norm: Option<Norm>,
     /// (n_vocab, n_embd); `None` if tied to the embedding.
-    pub output: Option<Matrix>,
+    pub output: Option<Arc<Matrix>>,
     /// Weights of the mix of residual streams before the final norm (n_embd).
     pub residual_score: Option<Vec<f32>>,
     /// One value per logit.
@@ -408,7 +416,14 @@ impl Layer {
 impl Weights {
     /// Bytes of the packed matrices.
     pub fn len_bytes(&self) -> usize {
-        let outside = [Some(&self.embedding), self.token_types.as_ref(), self.positions.as_ref(), self.output.as_ref()];
+        let [embedding, output] = self.is_shared.map(|is_shared| !is_shared);
+        let outside = [
+            Some(&*self.embedding).filter(|_| embedding),
+            self.token_types.as_ref(),
+            self.positions.as_ref(),
+            self.output.as_deref().filter(|_| output),
+            self.mtp_input.as_ref().map(|input| &input.proj.w),
+        ];
         let layers = self.layers.iter().flat_map(Layer::matrices);
         let heads = self.classifier.iter().flat_map(Classifier::linears);
         let projections = self.projections.iter().chain(heads).map(|projection| &projection.w);
@@ -428,6 +443,7 @@ impl Weights {
         let projection = self.layer_embeddings.as_ref().map_or(0, |e| e.proj.w.len_bytes())
             + self.altup.iter().flat_map(|a| a.split.iter().chain(&a.merge)).map(Matrix::len_bytes).sum::<usize>();
         self.output.as_ref().unwrap_or(&self.embedding).len_bytes()
+            + self.mtp_input.as_ref().map_or(0, |input| input.proj.w.len_bytes())
             + projection
             + c.layers.iter().map(|config| layer(&self.layers[config.block])).sum::<usize>()
     }

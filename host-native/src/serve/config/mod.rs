@@ -103,6 +103,7 @@ settings! {
     draft_max "draft-max" usize = DRAFT_MAX.into(), "N" in 0.0..=64.0, "Maximum draft tokens of a request per step, taken from its prediction, prompt and answer, or from the draft model; changes the speed, not the output; 0: off" per model;
     draft_min_acceptance "draft-min-acceptance" f32 = DRAFT_MIN_ACCEPTANCE, "X" in 0.0..=1.0, "Minimum share of draft tokens expected to be accepted; fewer tokens are drafted if it would be lower" per model;
     draft_model "draft-model" Option<PathBuf> = None, "MODEL", "Smaller model with the same vocabulary, as --model takes it, which drafts tokens that prompt and answer do not predict" per model;
+    draft_mtp "draft-mtp" bool = false, "BOOL", "Draft with the layer of the model file for multi-token prediction (MTP, NextN) where prompt and answer do not suffice; a file without one is an error" per model;
     embed_tokens "embed-tokens" usize = 2048, "N" in 1.0..=1_048_576.0, "Maximum tokens of a batch of texts to embed, and of one such text" per model;
     kv_memory "kv-memory" Option<Bytes> = None, "BYTES", "KV cache size, recurrent states included, e.g. 512MiB or 4GiB [default: full contexts for max-seqs sequences, at most half of the memory left beside the weights]" per model;
     snapshot_memory "snapshot-memory" Option<Bytes> = None, "BYTES", "Part of kv-memory for snapshots of recurrent states, from which prompts with a known prefix continue; 0: none. Only for models with recurrent layers [default: room for one per snapshot-interval]" per model;
@@ -198,6 +199,9 @@ impl Settings {
         }
         if self.response_cache_disk.is_some() && self.response_cache_disk == self.kv_disk {
             return Err("response-cache-disk: found the directory of kv-disk, expected another".into());
+        }
+        if self.draft_mtp && self.draft_model.is_some() {
+            return Err("draft-mtp and draft-model: expected one of them".into());
         }
         if self.state_key_file.is_some() && self.state_dir.is_none() {
             return Err("state-key-file: expected --state-dir with it".into());

@@ -175,12 +175,13 @@ pub fn load(
     let loading = plan.threads(0)?;
     let (model, sha256) = std::thread::scope(|scope| {
         let sha256 = scope.spawn(|| load::sha256(args));
-        let model = load::model(args, &loading);
+        let model = load::model_and_head(args, settings.draft_mtp && settings.draft_max > 0, &loading);
         (model, sha256.join().unwrap_or(Err(Failure::Memory("the model's SHA-256".into()))))
     });
     let (model, sha256) = (Arc::new(model?), sha256?);
     let locks = [Some(args), draft].into_iter().flatten().filter_map(|args| args.lock.clone()).collect();
     let draft = draft.map(|args| load::draft_model(args, &model, &loading)).transpose()?;
+    let draft = draft.or_else(|| model.mtp_head.clone());
     let threads = loading.count();
     drop(loading);
     let draft_bytes = draft.as_ref().map_or(0, |draft| draft.weight_bytes());
