@@ -7,7 +7,8 @@ use std::sync::Arc;
 use starling::kernels::Cpu;
 use starling::model::Model;
 use starling::pool::Inline;
-use starling_tests::{embedding, golden};
+use starling::quant::Dtype;
+use starling_tests::{architecture, embedding, golden};
 
 fn main() -> Result<(), Box<dyn Error>> {
     for case in golden::cases() {
@@ -16,6 +17,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         fs::write(case.path(), serde_json::to_string_pretty(&pinned)? + "\n")?;
         println!("{}: {:?}", case.name, pinned.text);
     }
+    let mut architectures = golden::Architectures::new();
+    for recipe in architecture::recipes() {
+        // refused, until the engine supports it
+        let Ok(model) = Model::load(&recipe.file(Dtype::Q8_0), &Inline).map(Arc::new) else { continue };
+        architectures.insert(recipe.name.clone(), golden::architecture_digest(&recipe, &model, Cpu::SCALAR, 8));
+    }
+    fs::write(golden::architectures_path(), serde_json::to_string_pretty(&architectures)? + "\n")?;
     fs::write(golden::trace_path(), golden::trace(Cpu::SCALAR, &Inline))?;
     for case in embedding::cases() {
         let model = Arc::new(Model::load(&case.model_bytes(), &Inline)?);

@@ -7,10 +7,14 @@ use std::sync::{Arc, Mutex};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use starling::gguf::{GgufWriter, Value};
-use starling::model::Model;
+use starling::kernels::Cpu;
+use starling::kernels::attention::{KvMemory, KvType, PAGE};
+use starling::model::evaluate::{Evaluation, EvaluationError};
+use starling::model::{Exec, KvRef, Model, Run, ScratchSize};
 use starling::pool::Inline;
 use starling::quant::{Dtype, Quantiser};
 
+use crate::embedding;
 use crate::numpy::Generator;
 use crate::reference::fixtures;
 
@@ -90,6 +94,44 @@ pub fn nmse(got: &[f32], want: &[f32]) -> f64 {
     assert_eq!(got.len(), want.len());
     let difference: f64 = got.iter().zip(want).map(|(g, w)| f64::from(g - w).powi(2)).sum();
     difference / want.iter().map(|w| f64::from(*w).powi(2)).sum::<f64>()
+}
+
+/// Outputs after each token of a text: logits, computed in batches of `batch` tokens where these see the tokens before them
+/// only; or the hidden states of an encoder.
+///
+/// # Panics
+/// If the text does not fit.
+pub fn outputs(
+    recipe: &Recipe,
+    model: &Arc<Model>,
+    (cpu, kv_type): (Cpu, KvType),
+    ids: &[u32],
+    batch: usize,
+) -> Vec<f32> {
+    match &recipe.kind[..] {
+        "embedding" => embedding::states(model, cpu, ids),
+        "causal" => {
+            let evaluation = Evaluation { model, cpu, pool: &Inline, kv_type, batch, n_ctx: ids.len() };
+            let mut logits = Vec::new();
+            let done = evaluation.run::<EvaluationError>(ids, 0, None, &mut |row| {
+                logits.extend_from_slice(row.logits);
+                Ok(())
+            });
+            done.expect("a text that fits");
+            logits
+        }
+        _ => {
+            let layout = model.kv_layout(kv_type);
+            let pages: Vec<u32> = (0..ids.len().div_ceil(PAGE) as u32).collect();
+            let mut memory = KvMemory::zeroed(&layout, pages.len()).expect("memory");
+            let size = ScratchSize { rows: ids.len(), logits: ids.len(), seqs: 1, n_ctx: ids.len() };
+            let mut scratch = model.scratch(&Inline, kv_type, size).expect("memory");
+            let run = Run { tokens: ids, pos: 0, pages: &pages, state: 0, n_logits: ids.len() };
+            let kv = KvRef { layout: &layout, memory: &mut memory };
+            let out = model.forward(Exec { cpu, pool: &Inline }, &[run], kv, &mut scratch, None);
+            (0..out.len()).flat_map(|row| out.logits(row).to_vec()).collect()
+        }
+    }
 }
 
 /// The recipe of a name.

@@ -1,6 +1,7 @@
 //! Pinned results: exact token ids, text and a digest of all logits. `fixtures/goldens/cases.json` has the cases,
 //! `pinned/NAME.json` the results, which only the program `bless` writes.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Arc;
 
@@ -19,6 +20,7 @@ use starling::receipt::Hex;
 use starling::sampler::{ALL_TOKENS, Dry, SamplingOptions};
 use starling::tokenizer::EncodeOptions;
 
+use crate::architecture::{self, Recipe};
 use crate::reference::fixtures;
 
 /// A case of `cases.json`.
@@ -105,6 +107,23 @@ pub fn trace(cpu: Cpu, pool: &dyn Pool) -> String {
     let evaluation = Evaluation { model: &model, cpu, pool, kv_type: KvType::F16, batch: ids.len(), n_ctx: ids.len() };
     evaluation.run::<EvaluationError>(&ids, ids.len() - 1, Some(&mut look), &mut |_| Ok(())).expect("an evaluation");
     lines
+}
+
+/// Digests of the outputs of all recipes of [`architecture`] that the engine supports, by name.
+pub type Architectures = BTreeMap<String, String>;
+
+/// Path of [`Architectures`].
+pub fn architectures_path() -> std::path::PathBuf {
+    fixtures().join("goldens/pinned/architectures.json")
+}
+
+/// SHA-256 of the outputs after the first tokens of a recipe's prompt, f32 little-endian. Batches of `batch` tokens, f16 keys and
+/// values.
+pub fn architecture_digest(recipe: &Recipe, model: &Arc<Model>, cpu: Cpu, batch: usize) -> String {
+    let outputs = architecture::outputs(recipe, model, (cpu, KvType::F16), &recipe.prompts[0][..8], batch);
+    let mut hash = Sha256::new();
+    outputs.iter().for_each(|v| hash.update(v.to_le_bytes()));
+    Hex::<32>(hash.finalize().into()).to_string()
 }
 
 /// All cases.

@@ -5,13 +5,11 @@ use std::sync::{Arc, Mutex};
 
 use starling::error::LoadError;
 use starling::kernels::Cpu;
-use starling::kernels::attention::{KvMemory, KvType, PAGE};
-use starling::model::evaluate::{Evaluation, EvaluationError};
-use starling::model::{Exec, KvRef, Model, Run, ScratchSize};
+use starling::kernels::attention::KvType;
+use starling::model::Model;
 use starling::pool::Inline;
 use starling::quant::Dtype;
-use starling_tests::architecture::{ROWS, Recipe, nmse, recipes};
-use starling_tests::embedding;
+use starling_tests::architecture::{ROWS, Recipe, nmse, outputs, recipes};
 
 /// Recipes that must load; the others must be refused.
 const SUPPORTED: &[&str] = &[
@@ -178,56 +176,22 @@ const OTHER_EXPERTS_IN_Q8_0: &[&str] = &["mistral3-moe"];
 /// Gemma 4 with experts.
 const TABLED_GELU: &[(&str, f64)] = &[("gemma4-moe", 2e-3), ("nomic-bert-moe", 4e-3)];
 
-/// Logits after each token, computed in batches of `batch` tokens.
-fn logits(model: &Model, ids: &[u32], batch: usize) -> Vec<f32> {
-    let (cpu, pool) = (Cpu::detect(), &Inline);
-    let evaluation = Evaluation { model, cpu, pool, kv_type: KvType::F32, batch, n_ctx: ids.len() };
-    let mut logits = Vec::new();
-    let done = evaluation.run::<EvaluationError>(ids, 0, None, &mut |row| {
-        logits.extend_from_slice(row.logits);
-        Ok(())
-    });
-    done.expect("a text that fits");
-    logits
-}
-
-/// Logits after each token of a text whose tokens all see each other.
-fn logits_both_ways(model: &Model, ids: &[u32]) -> Vec<f32> {
-    let layout = model.kv_layout(KvType::F32);
-    let pages: Vec<u32> = (0..ids.len().div_ceil(PAGE) as u32).collect();
-    let mut memory = KvMemory::zeroed(&layout, pages.len()).expect("memory");
-    let size = ScratchSize { rows: ids.len(), logits: ids.len(), seqs: 1, n_ctx: ids.len() };
-    let mut scratch = model.scratch(&Inline, KvType::F32, size).expect("memory");
-    let run = Run { tokens: ids, pos: 0, pages: &pages, state: 0, n_logits: ids.len() };
-    let kv = KvRef { layout: &layout, memory: &mut memory };
-    let exec = Exec { cpu: Cpu::detect(), pool: &Inline };
-    let out = model.forward(exec, &[run], kv, &mut scratch, None);
-    (0..out.len()).flat_map(|row| out.logits(row).to_vec()).collect()
-}
-
 /// Deviation of the worst prompt from the reference.
 fn deviation(recipe: &Recipe, model: &Arc<Model>, chunked: bool) -> f64 {
     let mut worst = 0.0f64;
     for (ids, want) in recipe.prompts.iter().zip(recipe.expected()) {
+        let outputs = |batch| outputs(recipe, model, (Cpu::detect(), KvType::F32), ids, batch);
+        let whole = outputs(ids.len());
+        let width = whole.len() / ids.len();
+        worst = worst.max(nmse(&whole[(ids.len() - ROWS) * width..], &want.rows));
         if recipe.kind == "embedding" {
-            let states = embedding::states(model, Cpu::detect(), ids);
-            let width = model.config.n_embd;
-            let deviation = nmse(&states[(ids.len() - ROWS) * width..], &want.rows);
             let mut mean = vec![0.0f64; width];
-            states.chunks(width).for_each(|row| mean.iter_mut().zip(row).for_each(|(m, x)| *m += f64::from(*x)));
+            whole.chunks(width).for_each(|row| mean.iter_mut().zip(row).for_each(|(m, x)| *m += f64::from(*x)));
             let mean: Vec<f32> = mean.iter().map(|m| (*m / ids.len() as f64) as f32).collect();
-            worst = worst.max(deviation).max(nmse(&mean, &want.mean));
-            continue;
+            worst = worst.max(nmse(&mean, &want.mean));
         }
-        let causal = recipe.kind == "causal";
-        let whole = if causal { logits(model, ids, ids.len()) } else { logits_both_ways(model, ids) };
-        worst = worst.max(nmse(&whole[(ids.len() - ROWS) * recipe.n_vocab..], &want.rows));
         for batch in [7, 1] {
-            assert!(
-                !causal || !chunked || logits(model, ids, batch) == whole,
-                "{}: batches of {batch} tokens",
-                recipe.name
-            );
+            assert!(!chunked || outputs(batch) == whole, "{}: batches of {batch} tokens", recipe.name);
         }
     }
     worst

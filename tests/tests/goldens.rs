@@ -5,6 +5,8 @@ use std::sync::Arc;
 use starling::kernels::Cpu;
 use starling::model::Model;
 use starling::pool::Inline;
+use starling::quant::Dtype;
+use starling_tests::architecture::recipes;
 use starling_tests::embedding;
 use starling_tests::golden;
 use starling_tests::pool::Threads;
@@ -34,6 +36,22 @@ fn on_every_instruction_set_with_any_threads_batches_and_neighbours() {
         for &(threads, batch, neighbours) in shapes {
             let got = case.compute(&model, Cpu::detect(), &Threads::new(threads), batch, neighbours);
             assert_eq!(got, case.pinned(), "{}: {threads} threads, batches of {batch}, {neighbours} others", case.name);
+        }
+    }
+}
+
+#[test]
+fn all_architectures_on_every_instruction_set() {
+    let pinned = std::fs::read(golden::architectures_path()).expect("pinned results; run `bless`");
+    let pinned: golden::Architectures = serde_json::from_slice(&pinned).expect("digests");
+    for (i, recipe) in recipes().iter().enumerate() {
+        // the two instruction sets of aarch64 differ in products of integers only, and share the cases in the emulator
+        let other = if cfg!(target_arch = "aarch64") { only().map(|cpu| cpu.isa().name() == "neon") } else { None };
+        let Some(want) = pinned.get(&recipe.name).filter(|_| other != Some(i % 2 == 0)) else { continue };
+        let model = Arc::new(Model::load(&recipe.file(Dtype::Q8_0), &Inline).expect("a model"));
+        for cpu in only().map_or_else(Cpu::available, |cpu| vec![cpu]) {
+            let got = golden::architecture_digest(recipe, &model, cpu, if i % 2 == 0 { 3 } else { 8 });
+            assert_eq!(&got, want, "{} on {}", recipe.name, cpu.isa());
         }
     }
 }
