@@ -160,7 +160,7 @@ impl Model {
         self.0.start(request, constraint).map(|id| id as f64).map_err(js)
     }
 
-    /// Takes the body of a chat completion; `page` is what the page adds, in JSON. Returns `{"completion", "n", ...}` as
+    /// Takes the body of a chat completion, or of a request of another API; `page` is what the page adds, in JSON. Returns `{"completion", "n", ...}` as
     /// JSON; [`Model::submit_choice`] starts its choices.
     ///
     /// # Errors

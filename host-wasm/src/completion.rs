@@ -1,4 +1,5 @@
-//! Chat completions, with the functions of `starling-api` that the server uses.
+//! Chat completions, and the same in the forms of OpenAI's Responses and Anthropic's Messages, with the functions of
+//! `starling-api` that the server uses.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -10,14 +11,19 @@ use starling::chat::Now;
 use starling::engine::{Event, FinishReason, Request, RequestId};
 use starling::sampler::{ALL_TOKENS, Constraint};
 use starling_api::answer::Answer;
+use starling_api::anthropic::request::MessagesRequest;
+use starling_api::anthropic::response::MessageForm;
 use starling_api::error::ApiError;
 use starling_api::messages::{chat_end, chat_request, check_messages};
 use starling_api::openai::chat::{ChatCompletionRequest, ChatPlan, ChatWriter};
-use starling_api::openai::options::{Limits, RequestPlan, Scope};
+use starling_api::openai::options::{Limits, Options, RequestPlan, Scope};
 use starling_api::openai::response::{ResponseHead, system_fingerprint};
 use starling_api::output::{FormNames, OutputPlan, reasoning_constraint};
 use starling_api::parse::ParseBody;
-use starling_api::stream::{EventSink, StreamWriter};
+use starling_api::parts::{AnswerForm, AnswerWriter};
+use starling_api::responses::request::ResponsesRequest;
+use starling_api::responses::response::ResponsesForm;
+use starling_api::stream::{EventSink, NoEvents, StreamWriter};
 use starling_api::structure::{ConstraintPlan, constraint_plan};
 use starling_api::tools::{CallIds, parse_tool_choice};
 use starling_api::update::Update;
@@ -50,6 +56,12 @@ impl From<ApiError> for Error {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Page {
+    /// The API that the body is of.
+    #[serde(default)]
+    api: Api,
+    /// Only count the tokens of the prompt.
+    #[serde(default)]
+    counts: bool,
     /// Random digits, in hexadecimal: the IDs of tool calls.
     random: String,
     /// Seconds since 1970.
@@ -64,10 +76,115 @@ pub(crate) struct Page {
     repeat_last_n: Option<i64>,
 }
 
+/// The API of a body.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Api {
+    #[default]
+    ChatCompletions,
+    Responses,
+    Messages,
+}
+
+/// A request of any API: as a chat completion, and what the form of its answer needs.
+struct Parsed {
+    chat: ChatCompletionRequest,
+    /// A response repeats fields of its request.
+    response: Option<Box<ResponsesRequest>>,
+}
+
+impl Api {
+    /// Beginning of the IDs of answers.
+    fn prefix(self) -> &'static str {
+        match self {
+            Api::ChatCompletions => "chatcmpl-",
+            Api::Responses => "resp_",
+            Api::Messages => "msg_",
+        }
+    }
+
+    fn parse(self, body: &[u8], counts: bool) -> Result<Parsed, ApiError> {
+        let (chat, response) = match self {
+            Api::ChatCompletions => (ChatCompletionRequest::parse_body(body)?, None),
+            Api::Responses => {
+                let mut request = ResponsesRequest::parse_body(body)?;
+                if request.previous_response_id.is_some() {
+                    let message =
+                        "previous_response_id: the page keeps no responses; send the items of the conversation";
+                    return Err(ApiError::unsupported("previous_response_id", message));
+                }
+                let input = request.input.take();
+                let echo = Box::new(request.clone());
+                request.input = input;
+                (request.into_chat(Vec::new())?.chat, Some(echo))
+            }
+            Api::Messages => {
+                let request = MessagesRequest::parse_body(body)?;
+                if !counts {
+                    request.check_max_tokens()?;
+                }
+                (request.into_chat()?.0, None)
+            }
+        };
+        Ok(Parsed { chat, response })
+    }
+
+    /// What takes the updates of the answers.
+    fn output(
+        self,
+        request: Option<&ResponsesRequest>,
+        plan: ChatPlan,
+        head: ResponseHead,
+        options: &Options,
+    ) -> Output {
+        let is_stream = options.is_stream();
+        let (parser, n_prompt) = (plan.output.parser(0), plan.n_prompt);
+        let form: Box<dyn FormWriter> = match (self, request) {
+            (Api::Responses, Some(request)) => {
+                let model = plan.logprobs.then(|| Arc::clone(&plan.model));
+                let form = ResponsesForm::new(head, request, n_prompt).with_logprobs(model);
+                Box::new((AnswerWriter::new(parser, form), ResponsesForm::into_response as fn(_) -> _))
+            }
+            (Api::Messages, _) => {
+                let form = MessageForm::new(head, n_prompt, options.stops());
+                Box::new((AnswerWriter::new(parser, form), MessageForm::into_response as fn(_) -> _))
+            }
+            _ if is_stream => return Output::Stream(Box::new(ChatWriter::new(plan, head))),
+            _ => {
+                let answers = (0..plan.n).map(|_| Answer::default()).collect();
+                return Output::Whole { plan: Box::new(plan), head, answers };
+            }
+        };
+        Output::Form { writer: Some(form), is_stream }
+    }
+}
+
+/// Writes the one answer of another API.
+trait FormWriter {
+    /// Returns whether it is complete.
+    fn update(&mut self, update: Update, sink: &mut dyn EventSink) -> bool;
+
+    /// The whole response.
+    fn response(self: Box<Self>) -> Option<Box<RawValue>>;
+}
+
+impl<F: AnswerForm, T: Serialize> FormWriter for (AnswerWriter<F>, fn(F) -> T) {
+    fn update(&mut self, update: Update, sink: &mut dyn EventSink) -> bool {
+        self.0.update(0, update, sink)
+    }
+
+    fn response(self: Box<Self>) -> Option<Box<RawValue>> {
+        let (writer, build) = *self;
+        serde_json::value::to_raw_value(&build(writer.into_form())).ok()
+    }
+}
+
 /// An open completion.
 #[derive(Serialize)]
 pub(crate) struct Opened {
     completion: u32,
+    /// Tokens of the prompt.
+    prompt_tokens: usize,
     n: usize,
     stream: bool,
     /// The constraint, for the grammar module.
@@ -105,7 +222,16 @@ struct EventError {
 
 enum Output {
     Stream(Box<ChatWriter>),
-    Whole { plan: Box<ChatPlan>, head: ResponseHead, answers: Vec<Answer> },
+    Whole {
+        plan: Box<ChatPlan>,
+        head: ResponseHead,
+        answers: Vec<Answer>,
+    },
+    /// The writer, until the response is whole.
+    Form {
+        writer: Option<Box<dyn FormWriter>>,
+        is_stream: bool,
+    },
 }
 
 struct Completion {
@@ -203,6 +329,13 @@ impl Completion {
                     response = serde_json::value::to_raw_value(&whole).ok();
                 }
             }
+            Output::Form { writer, is_stream } => {
+                let sink: &mut dyn EventSink = if *is_stream { &mut self.chunks } else { &mut NoEvents };
+                let is_complete = writer.as_mut().is_some_and(|writer| writer.update(update, sink));
+                if is_complete && !*is_stream {
+                    response = writer.take().and_then(|writer| writer.response());
+                }
+            }
         }
         let chunks = mem::take(&mut self.chunks.0);
         let is_over = response.is_some() || (is_done && matches!(self.output, Output::Stream(_)));
@@ -219,7 +352,7 @@ impl Completion {
 }
 
 impl Session {
-    /// Checks the body of a chat completion and tokenises its prompt.
+    /// Checks the body of a chat completion, or of a request of another API, and tokenises its prompt.
     ///
     /// # Errors
     /// Those of the server for the same body.
@@ -228,8 +361,8 @@ impl Session {
             let message = format!("{MAX_OPEN} completions are open, expected one to end first");
             return Err(ApiError::unavailable(message).into());
         }
-        let ChatCompletionRequest { mut options, constraint, chat } =
-            ChatCompletionRequest::parse_body(body.as_bytes())?;
+        let Parsed { chat: ChatCompletionRequest { mut options, constraint, chat }, response } =
+            page.api.parse(body.as_bytes(), page.counts)?;
         if options.session_id.is_some() {
             return Err(ApiError::unsupported("session_id", "session_id is given, but the page has no sessions").into());
         }
@@ -252,12 +385,17 @@ impl Session {
         let messages = check_messages(chat.messages)?;
         let chat_request = chat_request(messages, tools.tools, variables, end, Now::from_unix(page.now));
         let tokens = self.render_by(source, &chat_request).map_err(ApiError::from)?.ids;
+        let prompt_tokens = tokens.len();
+        if page.counts {
+            return Ok(Opened { completion: 0, prompt_tokens, n: 0, stream: false, constraint: None, param: None });
+        }
         let output = output.prompt(&self.model.tokenizer, &tokens);
         let visible = output.visible().to_vec();
-        let seed = options.seed.map_or(0, |seed| seed.0);
+        // as many bits as a number of JavaScript has
+        let seed = options.seed.map_or((random >> 75) as u64, |seed| seed.0);
         let plan = ChatPlan {
             model: Arc::clone(&self.model),
-            n_prompt: tokens.len(),
+            n_prompt: prompt_tokens,
             n,
             logprobs: logprobs.is_requested,
             stream_usage: options.includes_usage(),
@@ -289,7 +427,7 @@ impl Session {
         };
         let number = self.completions.next;
         let head = ResponseHead {
-            id: format!("chatcmpl-{}", page.random).as_str().into(),
+            id: format!("{}{}", page.api.prefix(), page.random).as_str().into(),
             created: page.created,
             model: self.model.name.as_deref().unwrap_or(self.model.config.arch.name).into(),
             system_fingerprint: system_fingerprint(&self.engine.options().model_sha256.unwrap_or_default())
@@ -300,12 +438,7 @@ impl Session {
         };
         let stream = options.is_stream();
         let parsed = plan.output.clone();
-        let output = if stream {
-            Output::Stream(Box::new(ChatWriter::new(plan, head)))
-        } else {
-            let answers = (0..n).map(|_| Answer::default()).collect();
-            Output::Whole { plan: Box::new(plan), head, answers }
-        };
+        let output = page.api.output(response.as_deref(), plan, head, &options);
         let completion =
             Completion { request, budget, plan: parsed, output, chunks: Chunks::default(), receipts: BTreeMap::new() };
         self.completions.next = number.wrapping_add(1);
@@ -314,7 +447,7 @@ impl Session {
             Some(ConstraintPlan::Form(plan)) => Some(plan.param.clone()),
             _ => None,
         };
-        Ok(Opened { completion: number, n, stream, constraint, param })
+        Ok(Opened { completion: number, prompt_tokens, n, stream, constraint, param })
     }
 
     /// Starts a choice of a completion; returns the id of its request.
@@ -333,8 +466,14 @@ impl Session {
         let constraint = reasoning_constraint(plan, &self.model, *budget, constraint);
         let request = Request { sequence: index as u64, constraint, ..request.clone() };
         let id = self.engine.submit(request)?;
-        if let Output::Stream(writer) = output {
-            writer.update(index, Update::Started, chunks);
+        match output {
+            Output::Stream(writer) => {
+                writer.update(index, Update::Started, chunks);
+            }
+            Output::Form { writer: Some(writer), is_stream } => {
+                writer.update(Update::Started, if *is_stream { chunks } else { &mut NoEvents });
+            }
+            Output::Whole { .. } | Output::Form { writer: None, .. } => {}
         }
         self.completions.requests.insert(id, (completion, index));
         Ok(id.0)

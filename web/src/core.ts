@@ -6,7 +6,6 @@ import { GrammarReader } from "./grammar.js";
 import { KvStore, type PageFormat, type Taken } from "./kv-store.js";
 import { isFatal } from "./instance.js";
 import { type Loaded, loadModel, type LoadRequest } from "./load.js";
-import type { ChatCompletion, ChatCompletionChunk } from "./openai.js";
 import type { Choice, CoreEvent, OpenedCompletion, OutputConstraint } from "./protocol.js";
 import { lossy } from "./request.js";
 import type { Constraint, Model } from "../wasm/starling.js";
@@ -49,9 +48,9 @@ type EngineEvent =
   | {
       type: "completion";
       id: number;
-      chunks?: ChatCompletionChunk[];
+      chunks?: object[];
       is_done: boolean;
-      response?: ChatCompletion;
+      response?: object;
       receipts?: Record<number, string>;
       error?: { code: ErrorCode; message: string };
     };

@@ -5,9 +5,11 @@ import { modelCache } from "./cache.js";
 import { StarlingError } from "./errors.js";
 import { type WasmSource, compile, compileGrammar, features, threadsFor } from "./features.js";
 import { Generation } from "./generation.js";
+import { Messages } from "./messages.js";
 import { Completions } from "./openai.js";
+import { Responses } from "./responses.js";
 export type { ToolCall } from "./tools.js";
-import { type Backend, type Choice, type CoreEvent, isLast, type Receiver } from "./protocol.js";
+import { type Backend, type Choice, type CompletionHost, type CoreEvent, isLast, type Receiver } from "./protocol.js";
 import { clearKvStores, kvCacheOf } from "./kv-store.js";
 import {
   CHAT_OPTIONS,
@@ -44,6 +46,15 @@ export type {
   Completions,
   CompletionUsage,
 } from "./openai.js";
+export type { Message, MessageBlock, MessageEvent, MessageRequest, MessageUsage, Messages } from "./messages.js";
+export type {
+  Response,
+  ResponseEvent,
+  ResponseInputItem,
+  ResponseOutputItem,
+  ResponseRequest,
+  Responses,
+} from "./responses.js";
 export type { Source } from "./source.js";
 export type { Structure } from "./structure.js";
 export type * from "./types.js";
@@ -66,6 +77,10 @@ export class Starling {
   /** The model, and how it runs. */
   readonly info: ModelInfo;
   readonly chat: Chat;
+  /** The form of OpenAI's client: `responses.create({ input, stream: true })`. */
+  readonly responses: Responses;
+  /** The form of Anthropic's client: `messages.create({ messages, max_tokens, stream: true })`. */
+  readonly messages: Messages;
   #backend: Backend;
   #receivers = new Map<number, Receiver>();
   #nextJob = 0;
@@ -100,13 +115,15 @@ export class Starling {
     });
     const chat = (messages: string | ChatMessage[], options: GenerateOptions & TemplateOptions = {}) =>
       this.#start({ chat: chatJson(messages, options) }, options, CHAT_OPTIONS);
-    const completions = new Completions({
+    const host: CompletionHost = {
       open: (body, page) => this.#backend.call("openCompletion", body, page),
       // a model that has failed has no completions
       close: (completion) => void this.#backend.call("closeCompletion", completion).catch(() => {}),
       start: (choice, wanted, receiver) => this.#startChoice(choice, wanted, receiver),
-    });
-    this.chat = Object.assign(chat, { completions });
+    };
+    this.chat = Object.assign(chat, { completions: new Completions(host) });
+    this.responses = new Responses(host);
+    this.messages = new Messages(host);
   }
 
   /**

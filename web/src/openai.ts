@@ -1,9 +1,8 @@
 // Chat completions in the form of OpenAI's client.
 
-import { fromWire } from "./errors.js";
-import type { CompletionHost, CoreEvent, OpenedCompletion, Receiver } from "./protocol.js";
-import { json, randomSeed } from "./request.js";
-import type { StructureRequest, Wanted } from "./structure.js";
+import type { CompletionHost } from "./protocol.js";
+import { Resource } from "./resource.js";
+import type { StructureRequest } from "./structure.js";
 import type { ToolCall } from "./tools.js";
 import type { ChatMessage } from "./types.js";
 
@@ -141,135 +140,10 @@ export interface ChatCompletionChunk {
   seed: number;
 }
 
-/** A request whose answer comes in pieces, or whole. */
-type Streamed<S> = Omit<ChatCompletionRequest, "stream"> & (S extends true ? { stream: true } : { stream?: false });
-
-export class Completions {
-  #host: CompletionHost;
-
+/** `chat.completions` of OpenAI's client. */
+export class Completions extends Resource<ChatCompletionRequest, ChatCompletion, ChatCompletionChunk> {
   /** @internal */
   constructor(host: CompletionHost) {
-    this.#host = host;
-  }
-
-  /** Answers a conversation; with `stream`, piece by piece. */
-  create(request: Streamed<true>, options?: { signal?: AbortSignal }): Promise<AsyncIterable<ChatCompletionChunk>>;
-  create(request: Streamed<false | undefined>, options?: { signal?: AbortSignal }): Promise<ChatCompletion>;
-  create(
-    request: ChatCompletionRequest,
-    options?: { signal?: AbortSignal },
-  ): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>>;
-  async create(
-    request: ChatCompletionRequest,
-    { signal }: { signal?: AbortSignal } = {},
-  ): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>> {
-    signal?.throwIfAborted();
-    const opened = await this.#host.open(bodyOf(request), pageOf(request));
-    const run = new Run(this.#host, opened, signal);
-    return opened.stream ? run.chunks() : run.response();
-  }
-}
-
-/** The body, as a client sends it to a server. A seed has 64 bits, more than a JSON number in JavaScript. */
-function bodyOf({ seed: given, chat_template: _, repeat_last_n: __, ...body }: ChatCompletionRequest): string {
-  const [text, seed] = [json(body), given ?? randomSeed()];
-  return `{"seed":${typeof seed === "bigint" ? seed : JSON.stringify(seed)}${text === "{}" ? "" : ","}${text.slice(1)}`;
-}
-
-/** What the module has no access to: entropy and the clock; and the options that the server's body does not have. */
-function pageOf({ chat_template: template, repeat_last_n }: ChatCompletionRequest): string {
-  const random = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0"));
-  const now = new Date();
-  const created = Math.floor(now.getTime() / 1000);
-  const local = created - now.getTimezoneOffset() * 60;
-  return json({ random: random.join(""), created, now: local, template, repeat_last_n });
-}
-
-/** The choices of one completion. */
-class Run implements Receiver {
-  #host: CompletionHost;
-  #completion: number;
-  #cancels: (() => void)[] = [];
-  #running: number;
-  #queue: ChatCompletionChunk[] = [];
-  #response: ChatCompletion | undefined;
-  #failure: { error: unknown } | undefined;
-  #isClosed = false;
-  #wake: () => void = () => {};
-  #unlisten: () => void;
-
-  constructor(host: CompletionHost, { completion, n, constraint, param }: OpenedCompletion, signal?: AbortSignal) {
-    this.#host = host;
-    this.#completion = completion;
-    this.#running = n;
-    const abort = () => this.fail(signal!.reason);
-    this.#unlisten = () => signal?.removeEventListener("abort", abort);
-    if (signal?.aborted) {
-      abort();
-      return;
-    }
-    signal?.addEventListener("abort", abort, { once: true });
-    const wanted: Wanted | undefined = constraint && { json: JSON.stringify(constraint), param };
-    for (let index = 0; index < n; index++) this.#cancels.push(host.start({ completion, index }, wanted, this));
-  }
-
-  receive(event: CoreEvent): void {
-    if (event.type === "failed") return this.fail(fromWire(event.error));
-    if (event.type !== "completion" || this.#isClosed) return;
-    const { chunks, response, receipts } = event;
-    const add = (choice: { index: number; receipt?: string }) => {
-      const receipt = receipts[choice.index];
-      if (receipt !== undefined) choice.receipt = receipt;
-    };
-    for (const chunk of chunks) {
-      for (const choice of chunk.choices) if (choice.finish_reason !== null) add(choice);
-      this.#queue.push(chunk);
-    }
-    if (response !== undefined) {
-      this.#response = response;
-      response.choices.forEach(add);
-    }
-    if (event.isDone && --this.#running === 0) this.#close();
-    this.#wake();
-  }
-
-  fail(error: unknown): void {
-    if (this.#isClosed) return;
-    this.#failure = { error };
-    this.#close();
-    this.#wake();
-  }
-
-  /** Stops the choices that have not ended. */
-  #close(): void {
-    if (this.#isClosed) return;
-    this.#isClosed = true;
-    this.#unlisten();
-    for (const cancel of this.#cancels) cancel();
-    this.#host.close(this.#completion);
-  }
-
-  #change(): Promise<void> {
-    return new Promise((resolve) => (this.#wake = resolve));
-  }
-
-  async response(): Promise<ChatCompletion> {
-    while (!this.#isClosed) await this.#change();
-    if (this.#failure) throw this.#failure.error;
-    return this.#response!;
-  }
-
-  async *chunks(): AsyncGenerator<ChatCompletionChunk, void> {
-    try {
-      for (;;) {
-        const next = this.#queue.shift();
-        if (next) yield next;
-        else if (this.#failure) throw this.#failure.error;
-        else if (this.#isClosed) return;
-        else await this.#change();
-      }
-    } finally {
-      this.#close();
-    }
+    super(host, "chat_completions");
   }
 }

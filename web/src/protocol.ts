@@ -3,7 +3,6 @@
 import type { Core } from "./core.js";
 import type { WireError } from "./errors.js";
 import type { LoadRequest } from "./load.js";
-import type { ChatCompletion, ChatCompletionChunk } from "./openai.js";
 import type { Wanted } from "./structure.js";
 import type { ModelInfo, Progress, Timings, Token } from "./types.js";
 
@@ -27,11 +26,11 @@ export type CoreEvent =
       type: "completion";
       job: number;
       /** New chunks of a stream. */
-      chunks: ChatCompletionChunk[];
+      chunks: object[];
       /** Whether the choice has ended. */
       isDone: boolean;
       /** The response, with the last choice. */
-      response: ChatCompletion | undefined;
+      response: object | undefined;
       /** Receipts by choice. */
       receipts: Record<number, string>;
     }
@@ -47,9 +46,11 @@ export interface Choice {
   index: number;
 }
 
-/** A chat completion that the module has accepted. */
+/** A chat completion, or a request of another API, that the module has accepted. */
 export interface OpenedCompletion {
   completion: number;
+  /** Tokens of the prompt. */
+  prompt_tokens: number;
   /** Number of choices. */
   n: number;
   stream: boolean;
