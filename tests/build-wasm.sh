@@ -3,6 +3,8 @@
 #
 #   web-ISA/             JavaScript face: `wasm-pack build host-wasm --target web`
 #   web-ISA-threads/     the same with threads; needs the source of the standard library (tests/install-wasm-std.sh)
+#   web-ISA-memory64/    the same with 64-bit addresses; needs that source too
+#   web-ISA-memory64-threads/
 #   web-grammar/         grammar compiler: `wasm-pack build host-wasm/grammar --target web`
 #   plain-ISA.wasm       module with plain exports
 #   plain-ISA-chat.wasm  the same with chat templates
@@ -30,7 +32,8 @@ with_flags() {
     directory=$target/$1
     rustc_flags=$2
     shift 2
-    CARGO_TARGET_DIR=$directory CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS="$flags $rustc_flags" "$@"
+    CARGO_TARGET_DIR=$directory CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS="$flags $rustc_flags" \
+        CARGO_TARGET_WASM64_UNKNOWN_UNKNOWN_RUSTFLAGS="$flags $rustc_flags" "$@"
 }
 
 # wasm_pack CRATE NAME OUT RUSTC-FLAGS [CARGO-OPTIONS...]
@@ -41,19 +44,34 @@ wasm_pack() {
         --out-name "$name" --out-dir "$directory" -- "$@"
 }
 
-# The workers of a page share the memory, of at most 4 GiB; 2 MiB at first in all builds, since the bindings create it.
-# The precompiled standard library has no atomics: it is compiled too
-wasm_pack_threads() {
-    rustc_flags="$3 -C target-feature=+atomics,+bulk-memory"
-    for argument in --shared-memory --import-memory --initial-memory=2097152 --max-memory=4294967296 --export=__heap_base \
-        --export=__wasm_init_tls --export=__tls_size --export=__tls_align --export=__tls_base; do
-        rustc_flags="$rustc_flags -C link-arg=$argument"
-    done
+# with_std COMMAND...: runs it with a toolchain that compiles the standard library too
+with_std() {
     (
         RUSTUP_TOOLCHAIN=$(tests/install-wasm-std.sh | tail -n 1)
         export RUSTUP_TOOLCHAIN RUSTC_BOOTSTRAP=1 CARGO_UNSTABLE_BUILD_STD=std,panic_abort
-        wasm_pack "$1" starling "$2" "$rustc_flags" --features threads
+        "$@"
     )
+}
+
+# threads_flags BYTES: the workers of a page share the memory, of at most BYTES; 2 MiB at first in all builds, since the
+# bindings create it. The precompiled standard library has no atomics
+threads_flags() {
+    printf %s "-C target-feature=+atomics,+bulk-memory"
+    for argument in --shared-memory --import-memory --initial-memory=2097152 --max-memory="$1" --export=__heap_base \
+        --export=__wasm_init_tls --export=__tls_size --export=__tls_align --export=__tls_base; do
+        printf " -C link-arg=%s" "$argument"
+    done
+}
+
+# memory64 OUT RUSTC-FLAGS [CARGO-OPTIONS...]: there is no precompiled standard library for memory64, and wasm-pack builds for
+# it with a nightly toolchain only
+memory64() {
+    bindings=$out/$1 rustc_flags=$2
+    shift 2
+    with_flags wasm-web "$rustc_flags" cargo rustc --quiet --release -p starling-wasm --lib --crate-type cdylib \
+        --target wasm64-unknown-unknown "$@"
+    wasm-bindgen "$target/wasm-web/wasm64-unknown-unknown/release/starling_wasm.wasm" --target web --out-name starling \
+        --out-dir "$bindings" --omit-default-module-path
 }
 
 # module FEATURES RUSTC-FLAGS: a module without the JavaScript face
@@ -64,7 +82,8 @@ module() {
 
 make() {
     isa=${1#*-}
-    case ${isa%-threads} in
+    isa=${isa%-threads}
+    case ${isa%-memory64} in
         scalar) isa_flags="-C target-feature=-simd128" ;;
         relaxed-simd) isa_flags="-C target-feature=+relaxed-simd" ;;
         *) isa_flags= ;;
@@ -85,14 +104,18 @@ make() {
                 component "$built" "$out/$1.wasm"
             ;;
         web-grammar) wasm_pack host-wasm/grammar grammar "$1" "" ;;
-        *-threads) wasm_pack_threads host-wasm "$1" "$isa_flags" ;;
+        *-memory64) with_std memory64 "$1" "$isa_flags" ;;
+        *-memory64-threads) with_std memory64 "$1" "$isa_flags $(threads_flags 17179869184)" --features threads ;;
+        *-threads)
+            with_std wasm_pack host-wasm starling "$1" "$isa_flags $(threads_flags 4294967296)" --features threads
+            ;;
         web-*) wasm_pack host-wasm starling "$1" "$isa_flags" ;;
     esac
 }
 
 # scalar for the plain face only: every browser of the last years has SIMD128
 names=${*:-plain-scalar plain-simd128 plain-simd128-chat web-simd128 plain-relaxed-simd web-relaxed-simd web-simd128-threads \
-    web-relaxed-simd-threads web-grammar component-simd128}
+    web-relaxed-simd-threads web-simd128-memory64 web-simd128-memory64-threads web-grammar component-simd128}
 
 face() {
     for name in $names; do

@@ -9,9 +9,10 @@ cp ../LICENSE-APACHE ../LICENSE-MIT .
 # optimise MODULE TO: with the features that the module has, and without the names of functions. Not with the passes that
 # move constants into the loops of kernels: that costs a third of their speed
 optimise() {
+    case $2 in *-memory64*) memory64=--enable-memory64 ;; *) memory64= ;; esac
     npx wasm-opt --mvp-features --enable-mutable-globals --enable-sign-ext --enable-nontrapping-float-to-int \
         --enable-bulk-memory --enable-bulk-memory-opt --enable-multivalue --enable-reference-types --enable-simd \
-        --enable-relaxed-simd --enable-threads -Oz --skip-pass=precompute-propagate --skip-pass=simplify-locals \
+        --enable-relaxed-simd --enable-threads $memory64 -Oz --skip-pass=precompute-propagate --skip-pass=simplify-locals \
         --skip-pass=code-pushing "$1" -o "$2"
 }
 # face NAME BUILDS...: builds that have the same bindings
@@ -25,8 +26,12 @@ face() {
         optimise "$wasm/web-$build/starling_bg.wasm" "wasm/$build.wasm"
     done
 }
-face starling simd128 relaxed-simd &
+{
+    face starling simd128 relaxed-simd
+    face memory64 simd128-memory64
+} &
 face threads simd128-threads relaxed-simd-threads
+face memory64-threads simd128-memory64-threads
 node bindings.mjs "$wasm/web-grammar" grammar wasm/grammar
 optimise "$wasm/web-grammar/grammar_bg.wasm" wasm/grammar.wasm
 wait $!

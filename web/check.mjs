@@ -13,6 +13,8 @@ const DOTS = {
   "relaxed-simd": RELAXED,
   "simd128-threads": SIMD128,
   "relaxed-simd-threads": RELAXED,
+  "simd128-memory64": SIMD128,
+  "simd128-memory64-threads": SIMD128,
 };
 /** Fewer than a build with kernels has, more than random bytes would have. */
 const MIN_DOTS = 50;

@@ -64,6 +64,11 @@ pub fn race_isa(isa: &str, rounds: u32) -> bool {
     cfg!(target_feature = "relaxed-simd") && Cpu::named(isa).map(|cpu| run(cpu, rounds)).is_ok()
 }
 
+/// Its export marks modules with 64-bit addresses, whose bindings are others.
+#[cfg(target_arch = "wasm64")]
+#[wasm_bindgen(js_name = memory64)]
+pub fn memory64() {}
+
 /// Runs parallel regions of the model's thread in a worker with this module and its memory; does not return.
 #[cfg(feature = "threads")]
 #[wasm_bindgen(js_name = threadFollow)]

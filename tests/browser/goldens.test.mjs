@@ -10,12 +10,18 @@ let b;
 before(async () => (b = await open()));
 after(() => b.close());
 
-for (const isa of ["simd128", "relaxed-simd", "relaxed-i16"]) {
+for (const build of [
+  { isa: "simd128" },
+  { isa: "relaxed-simd" },
+  { isa: "relaxed-i16" },
+  { isa: "simd128", memory64: true },
+]) {
   for (const worker of [true, false]) {
-    test(`${isa}, ${worker ? "in a worker" : "inline"}`, { timeout: 300_000 }, async () => {
+    const name = `${build.isa}${build.memory64 ? " with memory64" : ""}`;
+    test(`${name}, ${worker ? "in a worker" : "inline"}`, { timeout: 300_000 }, async () => {
       const page = await blank(b);
-      await checkCases(page, { isa, worker }, { isa, threads: 1 });
-      if (worker) await checkEmbeddings(page, { isa });
+      await checkCases(page, { ...build, worker }, { ...build, threads: 1 });
+      if (worker) await checkEmbeddings(page, build);
       await page.close();
     });
   }

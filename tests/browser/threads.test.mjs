@@ -21,6 +21,14 @@ after(() => b.close());
 
 const STORY = native("Once upon a time", "-n60");
 
+test("memory64, 3 threads", { timeout: 300_000 }, async () => {
+  const page = await blank(b);
+  const build = { isa: "simd128", threads: 3, memory64: true };
+  await checkCases(page, build, build);
+  await checkEmbeddings(page, build);
+  await page.close();
+});
+
 for (const isa of ["simd128", "relaxed-simd"]) {
   for (const threads of [1, 2, 3]) {
     test(`${isa}, ${threads} threads`, { timeout: 300_000 }, async () => {

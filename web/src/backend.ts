@@ -158,7 +158,7 @@ class WorkerBackend implements Backend {
       // not every browser can transfer streams
       const parts: Part[] = [];
       for (const part of core.parts) {
-        if ("stream" in part) parts.push(await readToBlob(part, signal, countFitting()));
+        if ("stream" in part) parts.push(await readToBlob(part, signal, countFitting(core.capacity)));
         else parts.push("bytes" in part ? { blob: new Blob([part.bytes]) } : part);
       }
       post(parts, []);

@@ -127,6 +127,7 @@ export class Core {
       chatTemplate: info.chat_template,
       sha256: info.model_sha256,
       isa: info.isa,
+      memory64: loaded.instance.isMemory64,
       threads: info.threads,
       worker: false,
       numerics: info.numerics,

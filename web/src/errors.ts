@@ -7,7 +7,7 @@
  * - `request`: a prompt or an option is wrong
  * - `template`: the chat template is wrong, or refuses the conversation
  * - `capacity`: no room for the request
- * - `memory`: not enough memory, of which a module has at most 4 GiB
+ * - `memory`: not enough memory, of which a module has at most 4 GiB, or 16 GiB with memory64
  * - `network`: the download failed, also after retries
  * - `checksum`: the file has another digest, or changed while it was downloaded
  * - `quota`: the browser's storage has no room for the cached file

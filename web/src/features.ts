@@ -14,6 +14,8 @@ export interface Features {
   relaxedSimd: boolean;
   /** Shared memory, for threads; a page must be cross-origin isolated. */
   sharedMemory: boolean;
+  /** Memory with 64-bit addresses, for models beyond 4 GiB. */
+  memory64: boolean;
   /** Number of CPUs, as the runtime reports it. */
   cpus: number;
 }
@@ -55,22 +57,29 @@ export function features(): Features {
   return {
     simd128: WebAssembly.validate(moduleOf(...splat, drop)),
     relaxedSimd: WebAssembly.validate(moduleOf(...splat, ...splat, 253, 128, 2, drop)),
-    sharedMemory: (sharedMemory ??= canShareMemory()),
+    sharedMemory: (sharedMemory ??= canShareMemory({ initial: 1, maximum: 65536 })),
+    memory64: WebAssembly.validate(MEMORY64),
     cpus: cpus(),
   };
 }
 
+// a module with a table and a memory with 64-bit addresses
+const MEMORY64 = Uint8Array.of(0, 97, 115, 109, 1, 0, 0, 0, 4, 4, 1, 112, 4, 0, 5, 3, 1, 4, 1);
+
 let sharedMemory: boolean | undefined;
 
-function canShareMemory(): boolean {
+/** Whether memory can be shared. `size` has the maximum of the module: some systems refuse to reserve it. */
+function canShareMemory(size: object): boolean {
   if (typeof SharedArrayBuffer === "undefined" || globalThis.crossOriginIsolated === false) return false;
   try {
-    // the maximum of the module: some systems refuse to reserve it
-    return new WebAssembly.Memory({ initial: 1, maximum: 65536, shared: true }).buffer instanceof SharedArrayBuffer;
+    const memory = new WebAssembly.Memory({ ...size, shared: true } as WebAssembly.MemoryDescriptor);
+    return memory.buffer instanceof SharedArrayBuffer;
   } catch {
     return false;
   }
 }
+
+const canShareMemory64 = () => canShareMemory({ initial: 1n, maximum: 262144n, address: "i64" });
 
 /** More threads by default cost more in synchronisation than they gain. */
 const DEFAULT_MAX_THREADS = 8;
@@ -92,30 +101,44 @@ export type WasmSource = WebAssembly.Module | ArrayBuffer | Uint8Array<ArrayBuff
 /** Compiled modules by name or URL: compiling takes longer than loading a small model. */
 const compiled = new Map<string, Promise<WebAssembly.Module>>();
 
+/** What the engine's module is built for. */
+export interface Build {
+  isa: Isa | undefined;
+  threads: boolean;
+  memory64: boolean;
+}
+
 /** The engine's module, compiled once for all models of a page. */
-export function compile(
-  isa: Isa | undefined,
-  threads: boolean,
-  source: WasmSource | undefined,
-): Promise<WebAssembly.Module> {
-  const { simd128, relaxedSimd } = features();
-  if (!simd128)
-    return Promise.reject(
-      new StarlingError("unsupported", "this runtime has no WebAssembly SIMD (simd128), which Starling needs"),
-    );
+export async function compile(build: Build, source?: WasmSource): Promise<WebAssembly.Module> {
+  if (!features().simd128)
+    throw new StarlingError("unsupported", "this runtime has no WebAssembly SIMD (simd128), which Starling needs");
   const own = fromCaller(source, "option `wasm`");
   if (own) return own;
-  if (isa?.startsWith("relaxed") && !relaxedSimd && source === undefined)
-    return Promise.reject(new StarlingError("unsupported", `this runtime has no relaxed SIMD, which ${isa} needs`));
-  const build = isa === "simd128" || (!isa && !relaxedSimd) ? "simd128" : "relaxed-simd";
-  const name = threads ? (`${build}-threads` as const) : build;
-  return memoise(String(source ?? name), () => fetchModule(name, source as string | URL | undefined));
+  if (source !== undefined) return memoise(String(source), () => fetchModule(source as string | URL));
+  const name = buildName(build);
+  return memoise(name, () => fetchModule(builds[name]()));
+}
+
+/** Name of the fastest build of this package for this runtime. */
+function buildName({ isa, threads, memory64 }: Build): keyof typeof builds {
+  const { relaxedSimd, memory64: hasMemory64 } = features();
+  const unsupported = (why: string) => new StarlingError("unsupported", why);
+  const isRelaxed = isa?.startsWith("relaxed");
+  if (memory64) {
+    if (!hasMemory64) throw unsupported("this runtime has no memory64, which the option memory64 needs");
+    if (isRelaxed) throw unsupported(`isa is ${isa}, but the modules with memory64 have simd128 only`);
+    return threads && canShareMemory64() ? "simd128-memory64-threads" : "simd128-memory64";
+  }
+  if (isRelaxed && !relaxedSimd) throw unsupported(`this runtime has no relaxed SIMD, which ${isa} needs`);
+  const name = isa === "simd128" || (!isa && !relaxedSimd) ? "simd128" : "relaxed-simd";
+  return threads ? `${name}-threads` : name;
 }
 
 /** The grammar module, compiled once for a page, when it is first needed. */
 export function compileGrammar(source: WasmSource | undefined): Promise<WebAssembly.Module> {
   const own = fromCaller(source, "option `grammarWasm`");
-  return own ?? memoise(String(source ?? "grammar"), () => fetchModule("grammar", source as string | URL | undefined));
+  const fetch = () => fetchModule(source === undefined ? builds.grammar() : (source as string | URL));
+  return own ?? memoise(String(source ?? "grammar"), fetch);
 }
 
 /** The module of the caller, unless it is to be fetched. */
@@ -142,14 +165,13 @@ export const builds = {
   "relaxed-simd": () => new URL("../wasm/relaxed-simd.wasm", import.meta.url),
   "simd128-threads": () => new URL("../wasm/simd128-threads.wasm", import.meta.url),
   "relaxed-simd-threads": () => new URL("../wasm/relaxed-simd-threads.wasm", import.meta.url),
+  "simd128-memory64": () => new URL("../wasm/simd128-memory64.wasm", import.meta.url),
+  "simd128-memory64-threads": () => new URL("../wasm/simd128-memory64-threads.wasm", import.meta.url),
   "grammar": () => new URL("../wasm/grammar.wasm", import.meta.url),
 };
 
-async function fetchModule(
-  build: keyof typeof builds,
-  source: string | URL | undefined,
-): Promise<WebAssembly.Module> {
-  const url = source === undefined ? builds[build]() : absolute(source);
+async function fetchModule(source: string | URL): Promise<WebAssembly.Module> {
+  const url = absolute(source);
   const file = await localFile(url);
   if (file) return compileBytes(await file.arrayBuffer(), url.href, "network");
   const failed = (why: string, cause?: unknown) => new StarlingError("network", `${url.href}: ${why}`, { cause });

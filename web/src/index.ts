@@ -3,6 +3,7 @@
 import { inWorker, inline } from "./backend.js";
 import { modelCache } from "./cache.js";
 import { StarlingError } from "./errors.js";
+import { capacityOf } from "./capacity.js";
 import { type WasmSource, compile, compileGrammar, features, threadsFor } from "./features.js";
 import { Generation } from "./generation.js";
 import { Messages } from "./messages.js";
@@ -19,6 +20,7 @@ import {
   TEMPLATE_OPTIONS,
   checkOptions,
 } from "./options.js";
+import { isMemory64 } from "./module.js";
 import { type Prompt, chatJson, json, randomSeed, requestJson } from "./request.js";
 import { hasClock, hasOwnThread } from "./runtime.js";
 import { unlessAborted } from "./signal.js";
@@ -133,10 +135,12 @@ export class Starling {
    */
   static async load(source: Source, options: LoadOptions = {}): Promise<Starling> {
     checkOptions(options, LOAD_OPTIONS);
-    const { sha256 } = options;
+    const { sha256, isa, memory64, wasm } = options;
     const apart = options.worker ?? hasOwnThread();
     // the main thread of a page may not block
     const threads = apart ? threadsFor(options.threads) : 1;
+    const build = { isa, threads: threads > 1, memory64: memory64 ?? false };
+    const module = await unlessAborted(compile(build, wasm), options.signal);
     const core = {
       parts: parts(source, options.size),
       cache: options.cache ?? "reuse",
@@ -144,10 +148,16 @@ export class Starling {
       headers: options.headers ?? {},
       receipts: options.receipts ?? false,
       kvCache: kvCacheOf(options.kvCache),
-      module: await unlessAborted(compile(options.isa, threads > 1, options.wasm), options.signal),
+      module,
+      capacity: capacityOf({
+        isMemory64: isMemory64(module),
+        isOwn: wasm !== undefined,
+        memory64,
+        isSupported: features().memory64,
+      }),
       threads,
       ...(!apart && { maxStepMs: INLINE_STEP_MS }),
-      isa: options.isa,
+      isa,
       session: {
         n_ctx: options.contextLength,
         max_seqs: options.sequences,

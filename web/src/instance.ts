@@ -1,15 +1,21 @@
 // Instances of the engine's module. Each model has its own, so that a trap ends no other model.
 
+import * as single64 from "../wasm/memory64.js";
+import * as threaded64 from "../wasm/memory64-threads.js";
 import * as single from "../wasm/starling.js";
 import * as threaded from "../wasm/threads.js";
 import { type ErrorCode, StarlingError } from "./errors.js";
+import { importsMemory, isMemory64 } from "./module.js";
 
 /** The classes and functions of one instance. */
 export type Bindings = ReturnType<typeof single.instantiate>;
 
-/** Whether a module imports its memory, which threads share. */
-export const importsMemory = (module: WebAssembly.Module) =>
-  WebAssembly.Module.imports(module).some(({ kind }) => kind === "memory");
+/** The bindings of a module. */
+function bindingsOf(module: WebAssembly.Module): Bindings {
+  const [one, shared] = isMemory64(module) ? [single64, threaded64] : [single, threaded];
+  // the other bindings have all of these and more
+  return ((importsMemory(module) ? shared : one) as unknown as typeof single).instantiate();
+}
 
 /** Whether an error means that no object of the instance can be used any more. */
 export const isFatal = (e: unknown) => e instanceof StarlingError && (e.code === "crashed" || e.code === "disposed");
@@ -18,13 +24,13 @@ export const isFatal = (e: unknown) => e instanceof StarlingError && (e.code ===
 export class Instance {
   readonly bindings: Bindings;
   readonly memory: WebAssembly.Memory;
+  readonly isMemory64: boolean;
   #crash: StarlingError | undefined;
 
   /** @throws {StarlingError} if there is no memory for it, or the module is not the engine's */
   constructor(module: WebAssembly.Module) {
-    // the bindings with threads have all of the others and more
-    const { instantiate } = importsMemory(module) ? (threaded as unknown as typeof single) : single;
-    this.bindings = instantiate();
+    this.bindings = bindingsOf(module);
+    this.isMemory64 = isMemory64(module);
     try {
       this.memory = this.bindings.initSync({ module }).memory;
     } catch (e) {
@@ -55,7 +61,7 @@ export class Instance {
   #crashOf(trap: Error): StarlingError {
     const panic = this.bindings.panicMessage();
     this.bindings.abandon();
-    const why = panic || `${trap.message}; most likely its memory ran out, of which a module has at most 4 GiB`;
+    const why = panic || `${trap.message}; most likely its memory ran out, of which a module has at most ${this.isMemory64 ? 16 : 4} GiB`;
     return new StarlingError("crashed", `Starling crashed: ${why}`, { cause: trap });
   }
 }

@@ -2,11 +2,12 @@
 
 import type { Loader, Model } from "../wasm/starling.js";
 import { type CacheWriter, type Hit, cacheWriter, cached, exclusively, uncache } from "./cache.js";
+import { type Capacity, checkFits } from "./capacity.js";
 import { StarlingError } from "./errors.js";
-import type { Isa } from "./features.js";
+import { type Isa, compile } from "./features.js";
 import { Instance, isFatal } from "./instance.js";
 import { beginRace, fasterIsa } from "./race.js";
-import { pause } from "./signal.js";
+import { pause, unlessAborted } from "./signal.js";
 import { type Count, type Part, type SourceFile, blobFile, openPart, read, remoteTag } from "./source.js";
 import { Helpers } from "./threads.js";
 import type { LoadOptions, Progress } from "./types.js";
@@ -22,6 +23,7 @@ export interface LoadRequest {
   /** KV pages are kept on disk, which needs a digest of the model. */
   kvCache: { maxBytes: number } | undefined;
   module: WebAssembly.Module;
+  capacity: Capacity;
   /** Number of threads with this one; more than one only in a worker. */
   threads: number;
   /** On a thread with other work: milliseconds of a step, as far as a step can be shortened. */
@@ -39,21 +41,9 @@ export interface LoadRequest {
   };
 }
 
-/** Bytes of weights that fit in 4 GiB beside the KV cache and working memory. */
-const MAX_WEIGHT_BYTES = 3.6e9;
-
-/** Throws if a model of `bytes` bytes does not fit; `more` says that its length is not known yet. */
-function checkFits(bytes: number, more = false): void {
-  if (bytes <= MAX_WEIGHT_BYTES) return;
-  throw new StarlingError(
-    "memory",
-    `the model has ${more ? "at least " : ""}${bytes} bytes, a WebAssembly module has room for ${MAX_WEIGHT_BYTES}`,
-  );
-}
-
 /** Counts the bytes of a file of unknown length, after files of `bytes` bytes; throws when the model becomes too large. */
-export function countFitting(bytes = 0): Count {
-  return (more) => checkFits((bytes += more), true);
+export function countFitting(capacity: Capacity, bytes = 0): Count {
+  return (more) => checkFits((bytes += more), capacity, true);
 }
 
 /** A loaded model, its instance and threads. */
@@ -70,22 +60,50 @@ export async function loadModel(
   signal: AbortSignal | undefined,
 ): Promise<Loaded> {
   signal?.throwIfAborted();
-  const instance = new Instance(options.module);
-  const helpersStarted = Helpers.start(options.module, instance.memory, options.threads - 1);
-  const load = async (cache: LoadRequest["cache"]) => {
-    const model = await loadOnce({ ...options, cache }, instance, helpersStarted, onProgress, signal);
-    return { instance, model, helpers: await helpersStarted };
-  };
+  const engines = new Engines(options, signal);
   try {
-    return await load(options.cache);
+    return await loadOnce(options, engines, onProgress, signal);
   } catch (e) {
     if (!(e instanceof StaleCache)) throw e;
     try {
-      return await load("reload");
+      return await loadOnce({ ...options, cache: "reload" }, engines, onProgress, signal);
     } catch (again) {
       // without a network, the error of the cached file says more
       throw again instanceof StarlingError && again.code === "network" ? e.fault : again;
     }
+  }
+}
+
+/** An instance and its threads, which start while the weights arrive. */
+interface Engine {
+  instance: Instance;
+  helpersStarted: Promise<Helpers>;
+}
+
+/** Starts the engine for a model of a certain length. */
+class Engines {
+  #options: LoadRequest;
+  #signal: AbortSignal | undefined;
+  #started = new Map<WebAssembly.Module, Engine>();
+
+  constructor(options: LoadRequest, signal: AbortSignal | undefined) {
+    this.#options = options;
+    this.#signal = signal;
+  }
+
+  /** An engine with room for `bytes` bytes of weights; the same for a second attempt, since threads end with their worker. */
+  async for(bytes: number): Promise<Engine> {
+    const { isa, threads, capacity } = this.#options;
+    let { module } = this.#options;
+    if (bytes > capacity.module)
+      module = await unlessAborted(compile({ isa, threads: threads > 1, memory64: true }), this.#signal);
+    let engine = this.#started.get(module);
+    if (!engine) {
+      const instance = new Instance(module);
+      engine = { instance, helpersStarted: Helpers.start(module, instance.memory, threads - 1) };
+      this.#started.set(module, engine);
+    }
+    return engine;
   }
 }
 
@@ -98,22 +116,20 @@ class StaleCache extends Error {
 
 async function loadOnce(
   options: LoadRequest,
-  instance: Instance,
-  helpersStarted: Promise<Helpers>,
+  engines: Engines,
   onProgress: (progress: Progress) => void,
   signal: AbortSignal | undefined,
-): Promise<Model> {
+): Promise<Loaded> {
   const writers: { writer: CacheWriter; url: string; file: SourceFile; part: number }[] = [];
   let loader: Loader | undefined;
   let model: Model | undefined;
   let files: LocatedFile[] = [];
   try {
-    const canChoose = options.isa === undefined && instance.call(beginRace);
     const meter = new ProgressMeter(onProgress);
     let total = 0;
     const hits = await cacheHits(options);
     for (const [i, part] of options.parts.entries()) {
-      const limit = countFitting(total);
+      const limit = countFitting(options.capacity, total);
       const count = (more: number) => {
         limit(more);
         meter.add("url" in part ? "network" : "local", more);
@@ -122,7 +138,9 @@ async function loadOnce(
       files.push(located);
       total += located.file.size;
     }
-    checkFits(total);
+    checkFits(total, options.capacity);
+    const { instance, helpersStarted } = await engines.for(total);
+    const canChoose = options.isa === undefined && instance.call(beginRace);
     meter.expect(total);
     const toCache = files.reduce((sum, { file, url }) => sum + (url === undefined ? 0 : file.size), 0);
     for (const [part, { file, url }] of files.entries()) {
@@ -159,7 +177,8 @@ async function loadOnce(
     const isa = options.isa ?? (canChoose ? instance.call(fasterIsa) : undefined);
     const complete = loader;
     loader = undefined;
-    const threads = 1 + (await helpersStarted).count;
+    const helpers = await helpersStarted;
+    const threads = 1 + helpers.count;
     // not the default of the build
     const session = { ...options.session, ...(isa === "relaxed-i16" && { isa }), threads };
     model = instance.call(() => complete.open(JSON.stringify(session)), nameOf);
@@ -174,7 +193,7 @@ async function loadOnce(
     };
     // all parts under one lock: another tab may commit another version
     if (writers.length > 0) await exclusively(commit);
-    return model;
+    return { instance, model, helpers };
   } catch (e) {
     for (const { writer } of writers) await writer.abort().catch(() => {});
     if (!isFatal(e)) {

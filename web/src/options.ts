@@ -69,6 +69,7 @@ export const LOAD_OPTIONS: OptionTypes = {
   threads: "any",
   worker: "boolean",
   isa: "string",
+  memory64: "boolean",
   wasm: "any",
   grammarWasm: "any",
 } satisfies Record<keyof LoadOptions, string>;

@@ -1,7 +1,7 @@
 // Helper threads: workers with the module and the shared memory of the engine's worker.
 
 import { StarlingError } from "./errors.js";
-import { importsMemory } from "./instance.js";
+import { importsMemory } from "./module.js";
 import type { Thread } from "./runtime.js";
 import { startWorker } from "./script.js";
 

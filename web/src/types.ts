@@ -70,6 +70,11 @@ export interface LoadOptions {
   worker?: boolean;
   /** Instruction set; by default the fastest of this runtime. All give the same bytes. */
   isa?: Isa;
+  /**
+   * Use a module with 64-bit addresses (memory64): slower, with room for 15.5 GB of weights instead of 3.6 GB. By default for
+   * models that need it, where the runtime has it; with `false` those are refused.
+   */
+  memory64?: boolean;
   /** The WebAssembly module or its URL, for runtimes that cannot fetch it relative to the script. */
   wasm?: WasmSource;
   /** The grammar module or its URL; fetched for the first request with a structure. */
@@ -99,6 +104,8 @@ export interface ModelInfo {
   sha256: string | null;
   /** Instruction set in use. */
   isa: string;
+  /** Whether its module has 64-bit addresses. */
+  memory64: boolean;
   /** Threads in use. */
   threads: number;
   /** Whether it runs in a worker. */

@@ -67,7 +67,7 @@ impl fmt::Display for Isa {
 }
 
 /// Whether this build contains the scalar path.
-#[cfg(target_arch = "wasm32")]
+#[cfg(target_family = "wasm")]
 const HAS_SCALAR: bool = cfg!(any(feature = "scalar", not(target_feature = "simd128")));
 
 /// An instruction set that this machine has. Only detection creates a value, so holding one proves that its
@@ -90,11 +90,11 @@ pub struct UnknownIsa {
 
 impl Cpu {
     /// The scalar path: available on every machine, and the definition of all results.
-    #[cfg(any(feature = "scalar", not(all(target_arch = "wasm32", target_feature = "simd128"))))]
+    #[cfg(any(feature = "scalar", not(all(target_family = "wasm", target_feature = "simd128"))))]
     pub const SCALAR: Cpu = Cpu { isa: Isa::Scalar, prefetch: Prefetch::DEFAULT };
 
     /// The simd128 path of a relaxed-simd build, for the probe.
-    #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+    #[cfg(all(target_family = "wasm", target_feature = "relaxed-simd"))]
     pub(super) const SIMD128: Cpu = Cpu { isa: Isa::Simd128, prefetch: Prefetch::DEFAULT };
 
     fn of(isa: Isa) -> Cpu {
@@ -175,12 +175,12 @@ impl Cpu {
             Isa::NeonDotprod => unsafe {
                 super::isa::aarch64::neon::run_dotprod(super::isa::aarch64::neon::Neon::<true>::new(), op)
             },
-            #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
-            Isa::RelaxedI16 if const { O::DOTS } => op.simd(super::isa::wasm32::lanes::Wasm::<true, true>::new()),
-            #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
-            Isa::RelaxedSimd | Isa::RelaxedI16 => op.simd(super::isa::wasm32::lanes::Wasm::<true>::new()),
-            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-            isa if isa == Isa::Simd128 || !HAS_SCALAR => op.simd(super::isa::wasm32::lanes::Wasm::<false>::new()),
+            #[cfg(all(target_family = "wasm", target_feature = "relaxed-simd"))]
+            Isa::RelaxedI16 if const { O::DOTS } => op.simd(super::isa::wasm::lanes::Wasm::<true, true>::new()),
+            #[cfg(all(target_family = "wasm", target_feature = "relaxed-simd"))]
+            Isa::RelaxedSimd | Isa::RelaxedI16 => op.simd(super::isa::wasm::lanes::Wasm::<true>::new()),
+            #[cfg(all(target_family = "wasm", target_feature = "simd128"))]
+            isa if isa == Isa::Simd128 || !HAS_SCALAR => op.simd(super::isa::wasm::lanes::Wasm::<false>::new()),
             _ => op.scalar(),
         }
     }
@@ -255,7 +255,7 @@ fn is_available(isa: Isa) -> bool {
     }
 }
 
-#[cfg(target_arch = "wasm32")]
+#[cfg(target_family = "wasm")]
 fn is_available(isa: Isa) -> bool {
     match isa {
         Isa::Scalar => HAS_SCALAR,
@@ -263,7 +263,7 @@ fn is_available(isa: Isa) -> bool {
         // some engines compile the relaxed dot product wrongly, so it is probed first
         #[cfg(target_feature = "relaxed-simd")]
         Isa::RelaxedI16 | Isa::RelaxedSimd => {
-            super::isa::wasm32::probe::relaxed_is_exact([Isa::RelaxedI16, Isa::RelaxedSimd].map(Cpu::of))
+            super::isa::wasm::probe::relaxed_is_exact([Isa::RelaxedI16, Isa::RelaxedSimd].map(Cpu::of))
         }
         _ => false,
     }
@@ -272,7 +272,7 @@ fn is_available(isa: Isa) -> bool {
 #[cfg(not(any(
     target_arch = "x86_64",
     all(target_arch = "aarch64", target_endian = "little"),
-    target_arch = "wasm32"
+    target_family = "wasm"
 )))]
 fn is_available(isa: Isa) -> bool {
     isa == Isa::Scalar

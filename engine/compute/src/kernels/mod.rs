@@ -6,7 +6,7 @@
 //! [`Cpu::available`].
 #![allow(unsafe_code)]
 // a WebAssembly module without SIMD does not use the lane types
-#![cfg_attr(all(target_arch = "wasm32", not(target_feature = "simd128")), allow(dead_code, unused_imports))]
+#![cfg_attr(all(target_family = "wasm", not(target_feature = "simd128")), allow(dead_code, unused_imports))]
 // register tiles are indexed by row vector and column; `from_bits` is the name in the standard library
 #![allow(clippy::needless_range_loop, clippy::wrong_self_convention)]
 

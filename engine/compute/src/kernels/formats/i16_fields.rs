@@ -25,7 +25,7 @@ use crate::kernels::simd::{Simd, each};
 
 /// Whether panels of this build hold i16 fields: builds for simd128 without relaxed-simd.
 pub(in crate::kernels) const HAS_I16_FIELDS: bool =
-    cfg!(all(target_arch = "wasm32", target_feature = "simd128", not(target_feature = "relaxed-simd")));
+    cfg!(all(target_family = "wasm", target_feature = "simd128", not(target_feature = "relaxed-simd")));
 
 /// The i16 fields of one weight width.
 pub(in crate::kernels) struct I16Fields {

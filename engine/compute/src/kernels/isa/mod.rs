@@ -5,7 +5,7 @@
 pub(super) mod aarch64;
 #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
 pub(super) mod features;
-#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-pub(super) mod wasm32;
+#[cfg(all(target_family = "wasm", target_feature = "simd128"))]
+pub(super) mod wasm;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod x86_64;

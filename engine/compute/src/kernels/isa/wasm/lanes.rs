@@ -11,7 +11,10 @@
 //!   pairs (`ActEncoding::I8PairSums`); 8-bit ones are those of simd128. For engines on x86 without VNNI: there the
 //!   relaxed dot that adds takes five instructions, this one two, and the one of simd128 four, for as many weights.
 
+#[cfg(target_arch = "wasm32")]
 use core::arch::wasm32::*;
+#[cfg(target_arch = "wasm64")]
+use core::arch::wasm64::*;
 
 use crate::kernels::simd::{ActEncoding, Simd, TileShape, max_i16_groups};
 

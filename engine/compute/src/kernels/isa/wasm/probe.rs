@@ -3,7 +3,10 @@
 
 use alloc::vec;
 use alloc::vec::Vec;
+#[cfg(target_arch = "wasm32")]
 use core::arch::wasm32::*;
+#[cfg(target_arch = "wasm64")]
+use core::arch::wasm64::*;
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use crate::kernels::Cpu;
