@@ -471,7 +471,8 @@ impl Session {
                 writer.update(index, Update::Started, chunks);
             }
             Output::Form { writer: Some(writer), is_stream } => {
-                writer.update(Update::Started, if *is_stream { chunks } else { &mut NoEvents });
+                let sink: &mut dyn EventSink = if *is_stream { chunks } else { &mut NoEvents };
+                writer.update(Update::Started, sink);
             }
             Output::Whole { .. } | Output::Form { writer: None, .. } => {}
         }

@@ -141,15 +141,19 @@ class WorkerBackend implements Backend {
   }
 
   async #postLoad(core: LoadRequest, signal: AbortSignal | undefined): Promise<void> {
-    const post = (parts: Part[], streams: Transferable[]) => {
+    const n = core.parts.length;
+    // the model's files, then those of the draft model
+    const all = [...core.parts, ...core.draftParts];
+    const post = (all: Part[], streams: Transferable[]) => {
       try {
-        this.#post({ type: "load", options: { ...core, parts } }, streams);
+        const options = { ...core, parts: all.slice(0, n), draftParts: all.slice(n) };
+        this.#post({ type: "load", options }, streams);
       } catch (e) {
         const message = `the model cannot be sent to the worker: ${(e as Error).message}`;
         throw new StarlingError("unsupported", message, { cause: e });
       }
     };
-    const sendable = core.parts.map((part) => ("bytes" in part ? transferable(part.bytes) : part));
+    const sendable = all.map((part) => ("bytes" in part ? transferable(part.bytes) : part));
     const streams = sendable.flatMap((part) => ("stream" in part ? [part.stream] : []));
     try {
       post(sendable, streams);
@@ -157,7 +161,7 @@ class WorkerBackend implements Backend {
       if (streams.length === 0) throw e;
       // not every browser can transfer streams
       const parts: Part[] = [];
-      for (const part of core.parts) {
+      for (const part of all) {
         if ("stream" in part) parts.push(await readToBlob(part, signal, countFitting(core.capacity)));
         else parts.push("bytes" in part ? { blob: new Blob([part.bytes]) } : part);
       }

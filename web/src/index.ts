@@ -143,6 +143,8 @@ export class Starling {
     const module = await unlessAborted(compile(build, wasm), options.signal);
     const core = {
       parts: parts(source, options.size),
+      draftParts: options.draftModel === undefined ? [] : parts(options.draftModel, undefined),
+      draftMtp: options.draftMtp ?? false,
       cache: options.cache ?? "reuse",
       sha256: typeof sha256 === "string" ? [sha256] : sha256,
       headers: options.headers ?? {},
@@ -167,6 +169,8 @@ export class Starling {
         draft_max: options.draftMax ?? (hasClock() ? DRAFT_MAX : 0),
       },
     };
+    if (core.draftMtp && core.draftParts.length > 0)
+      throw new StarlingError("request", "draftMtp and draftModel are given, expected one of them");
     if (core.sha256 && core.sha256.length !== core.parts.length) {
       const counts = `sha256 has ${core.sha256.length} digests, expected ${core.parts.length}, one for each file`;
       throw new StarlingError("request", counts);

@@ -15,6 +15,10 @@ import type { LoadOptions, Progress } from "./types.js";
 /** What loading needs, in a form that can be posted to a worker. */
 export interface LoadRequest {
   parts: Part[];
+  /** Files of the draft model; none without one. */
+  draftParts: Part[];
+  /** Whether the model's own layer for multi-token prediction drafts. */
+  draftMtp: boolean;
   cache: NonNullable<LoadOptions["cache"]>;
   sha256: string[] | undefined;
   /** HTTP headers of requests for the parts. */
@@ -121,20 +125,24 @@ async function loadOnce(
   signal: AbortSignal | undefined,
 ): Promise<Loaded> {
   const writers: { writer: CacheWriter; url: string; file: SourceFile; part: number }[] = [];
+  // the files of the model, then those of the draft model
+  const parts = [...options.parts, ...options.draftParts];
+  const ofDraft = (part: number) => part >= options.parts.length;
   let loader: Loader | undefined;
+  let draft: Loader | undefined;
   let model: Model | undefined;
   let files: LocatedFile[] = [];
   try {
     const meter = new ProgressMeter(onProgress);
     let total = 0;
-    const hits = await cacheHits(options);
-    for (const [i, part] of options.parts.entries()) {
+    const hits = await cacheHits(parts, options.cache);
+    for (const [i, part] of parts.entries()) {
       const limit = countFitting(options.capacity, total);
       const count = (more: number) => {
         limit(more);
         meter.add("url" in part ? "network" : "local", more);
       };
-      const located = await locate(part, hits, options, options.sha256?.[i]?.toLowerCase(), signal, count);
+      const located = await locate(part, hits, { ...options, parts }, options.sha256?.[i]?.toLowerCase(), signal, count);
       files.push(located);
       total += located.file.size;
     }
@@ -148,6 +156,7 @@ async function loadOnce(
       if (writer) writers.push({ writer, url: url!, file, part });
     }
     const nameOf = (file: number) => files[file]!.file.name;
+    const nameOfDraft = (file: number) => nameOf(options.parts.length + file);
     const bytesFed = files.map(() => 0);
     const feed = async (part: number, until: "directory" | "end") => {
       const { file, from } = files[part]!;
@@ -156,18 +165,23 @@ async function loadOnce(
           throw new StarlingError("model", `${file.name} is a web page, not a GGUF file`);
         bytesFed[part]! += bytes.length;
         await writers.find((w) => w.part === part)?.writer.write(bytes);
-        const known = instance.call(() => loader!.feed(part, bytes), nameOf);
+        const known = ofDraft(part)
+          ? instance.call(() => draft!.feed(part - options.parts.length, bytes), nameOfDraft)
+          : instance.call(() => loader!.feed(part, bytes), nameOf);
         if (!file.counted) meter.add(from, bytes.length);
         if (known && until === "directory") return;
       }
     };
-    const sizes = Float64Array.from(files, ({ file }) => file.size);
+    const sizes = (of: LocatedFile[]) => Float64Array.from(of, ({ file }) => file.size);
+    const [own, others] = [files.slice(0, options.parts.length), files.slice(options.parts.length)];
     const digest = options.receipts || options.kvCache !== undefined || options.sha256 !== undefined;
-    loader = instance.call(({ Loader }) => new Loader(sizes, digest));
+    loader = instance.call(({ Loader }) => new Loader(sizes(own), digest));
+    if (options.draftMtp) instance.call(() => loader!.loadMtpHead());
+    if (others.length > 0) draft = instance.call(({ Loader }) => new Loader(sizes(others), false));
     if (files.length > 1) for (const part of files.keys()) await feed(part, "directory");
     for (const part of files.keys()) await feed(part, "end");
     meter.done();
-    const sha256 = files.map((_, part) => loader!.sha256(part));
+    const sha256 = files.map((_, part) => (ofDraft(part) ? undefined : loader!.sha256(part)));
     for (const [part, { file }] of files.entries()) {
       const want = options.sha256?.[part]?.toLowerCase();
       if (want !== undefined && want !== sha256[part]) {
@@ -175,13 +189,13 @@ async function loadOnce(
       }
     }
     const isa = options.isa ?? (canChoose ? instance.call(fasterIsa) : undefined);
-    const complete = loader;
-    loader = undefined;
+    const [complete, completeDraft] = [loader, draft];
+    [loader, draft] = [undefined, undefined];
     const helpers = await helpersStarted;
     const threads = 1 + helpers.count;
     // not the default of the build
     const session = { ...options.session, ...(isa === "relaxed-i16" && { isa }), threads };
-    model = instance.call(() => complete.open(JSON.stringify(session)), nameOf);
+    model = instance.call(() => complete.open(JSON.stringify(session), completeDraft), nameOf);
     // lets an abort through
     await pause(0, signal);
     const commit = async () => {
@@ -198,6 +212,7 @@ async function loadOnce(
     for (const { writer } of writers) await writer.abort().catch(() => {});
     if (!isFatal(e)) {
       loader?.free();
+      draft?.free();
       model?.free();
     }
     const fromCache = files.filter(({ from }) => from === "cache");
@@ -216,7 +231,7 @@ interface LocatedFile {
 }
 
 /** Cached files of the parts, by URL; none if the cache must not be used. */
-async function cacheHits({ parts, cache }: LoadRequest): Promise<Map<string, Hit>> {
+async function cacheHits(parts: Part[], cache: LoadRequest["cache"]): Promise<Map<string, Hit>> {
   if (cache !== "reuse" && cache !== "revalidate") return new Map();
   const urls = parts.flatMap((part) => ("url" in part && !part.url.startsWith("file:") ? [part.url] : []));
   const hits = await cached(urls);

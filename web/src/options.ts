@@ -65,6 +65,8 @@ export const LOAD_OPTIONS: OptionTypes = {
   workingMemory: "whole",
   kvCache: "object|boolean",
   draftMax: "whole",
+  draftModel: "any",
+  draftMtp: "boolean",
   kvType: "string",
   threads: "any",
   worker: "boolean",

@@ -1,6 +1,7 @@
 // Types of the public interface.
 
 import type { Isa, WasmSource } from "./features.js";
+import type { Source } from "./source.js";
 import type { Structure } from "./structure.js";
 
 /** Progress of loading. */
@@ -59,6 +60,13 @@ export interface LoadOptions {
    * used as far as their measured cost pays, and change no byte of an answer.
    */
   draftMax?: number;
+  /** A smaller model with the same vocabulary, which drafts tokens that prompt and answer do not predict. */
+  draftModel?: Source;
+  /**
+   * Draft with the layer of the model's file for multi-token prediction (MTP, NextN), in place of a draft model. A file without
+   * one is an error.
+   */
+  draftMtp?: boolean;
   /** Type of the KV cache, `f16` by default. Answers differ between types. */
   kvType?: "f32" | "f16" | "k8";
   /**
