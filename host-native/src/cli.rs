@@ -89,6 +89,8 @@ pub enum KvChoice {
     F16,
     /// int8 keys and f16 values: about three quarters of the memory of f16
     K8,
+    /// int8 keys and values: about half of the memory of f16
+    Q8,
 }
 
 impl From<KvChoice> for KvType {
@@ -97,6 +99,7 @@ impl From<KvChoice> for KvType {
             KvChoice::F32 => KvType::F32,
             KvChoice::F16 => KvType::F16,
             KvChoice::K8 => KvType::K8,
+            KvChoice::Q8 => KvType::Q8,
         }
     }
 }

@@ -29,7 +29,10 @@ const TIPS: [(&[&str], &str); 27] = [
     (&["-np", "--parallel"], "for the number of sequences that run at once: serve --max-seqs N"),
     (&["-cb", "--cont-batching", "-nocb"], "requests are always batched: leave it out"),
     (&["-b", "--batch-size", "-ub", "--ubatch-size"], "for the tokens of a step: serve --batch-tokens N"),
-    (&["-ctk", "--cache-type-k", "-ctv", "--cache-type-v"], "for the type of the KV cache: --kv-type f16, f32 or k8"),
+    (
+        &["-ctk", "--cache-type-k", "-ctv", "--cache-type-v"],
+        "for the type of the KV cache: --kv-type f16, f32, k8 or q8",
+    ),
     (&["-tb", "--threads-batch"], "prefill and decode use the same threads: --threads N"),
     (&["--jinja", "--no-jinja"], "the chat template is always rendered: leave it out"),
     (&["-r", "--reverse-prompt"], "to stop at a text: --stop TEXT"),

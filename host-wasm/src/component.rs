@@ -76,6 +76,7 @@ impl From<wit::Options> for Options {
                 Some(wit::KvType::F32) => "f32".into(),
                 Some(wit::KvType::F16) => "f16".into(),
                 Some(wit::KvType::K8) => "k8".into(),
+                Some(wit::KvType::Q8) => "q8".into(),
             },
             isa: o.isa,
             threads: default.threads,

@@ -139,7 +139,7 @@ pub(crate) struct Options {
     pub(crate) batch_tokens: usize,
     /// Limit of working memory in bytes; by default 2 GiB, or the size of the weights if that is more.
     pub(crate) working_memory: Option<usize>,
-    /// `f32`, `f16` or `k8`.
+    /// `f32`, `f16`, `k8` or `q8`.
     pub(crate) kv_type: String,
     /// Instruction set; by default the fastest.
     pub(crate) isa: Option<String>,

@@ -131,6 +131,33 @@ test("a seed is random, and told", async () => {
   assert.equal(choice.message.content, first.choices[0].message.content);
 });
 
+test("a draft model changes no byte", async () => {
+  const draftModel = pathToFileURL(fixture("starling-tiny/starling-tiny-q4_0.gguf"));
+  const progress = [];
+  const onProgress = ({ loaded, total }) => progress.push([loaded, total]);
+  const drafting = await Starling.load(TINY, { draftMax: 8, draftModel, onProgress });
+  const sizes = await Promise.all([TINY, draftModel].map(async (file) => (await stat(file)).size));
+  const all = sizes[0] + sizes[1];
+  assert.deepEqual(progress.at(-1), [all, all]);
+  let drafted = 0;
+  for (const options of [{ temperature: 0 }, { seed: 5, temperature: 1 }]) {
+    const ask = (m) => m.generate("The little robot", { maxTokens: 120, ignoreEos: true, ...options }).result;
+    const [want, found] = [await ask(model), await ask(drafting)];
+    assert.deepEqual([found.text, found.tokens], [want.text, want.tokens]);
+    drafted += found.usage.draftTokens;
+  }
+  assert.ok(drafted > 0, "no token was drafted");
+  drafting.dispose();
+});
+
+test("what cannot draft is refused", async () => {
+  const load = (options) => Starling.load(TINY, { draftMax: 8, ...options });
+  await assert.rejects(load({ draftMtp: true }), /expected a layer for multi-token prediction/);
+  await assert.rejects(load({ draftMtp: true, draftModel: TINY }), /expected one of them/);
+  const other = pathToFileURL(fixture("reference/mistral-hd32-f16.gguf"));
+  await assert.rejects(load({ draftModel: other }), /vocabulary of \d+ tokens, expected/);
+});
+
 test("drafts change no byte", async () => {
   const plain = await Starling.load(TINY, { draftMax: 0, receipts: true });
   const drafting = await Starling.load(TINY, { draftMax: 8, receipts: true });

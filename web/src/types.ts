@@ -68,7 +68,7 @@ export interface LoadOptions {
    */
   draftMtp?: boolean;
   /** Type of the KV cache, `f16` by default. Answers differ between types. */
-  kvType?: "f32" | "f16" | "k8";
+  kvType?: "f32" | "f16" | "k8" | "q8";
   /**
    * Maximum number of threads; by default about the number of cores in pages, and one in Deno and Bun. One in Node, without
    * shared memory (a page must be cross-origin isolated) or without a worker; {@link ModelInfo.threads} is the number in use.

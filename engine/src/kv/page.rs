@@ -4,7 +4,7 @@
 //! |---|---|
 //! | 8 | `STKVPAGE` |
 //! | 4 | version, 2 |
-//! | 16 | layout: layers, KV heads, head dimension (or 8 bytes of a digest where layers differ), KV type (0 f32, 1 f16, 2 k8), u32 each |
+//! | 16 | layout: layers, KV heads, head dimension (or 8 bytes of a digest where layers differ), KV type (0 f32, 1 f16, 2 k8, 3 q8), u32 each |
 //! | 32 | fingerprint of the model |
 //! | 8 | salt |
 //! | 8 | position of the first token, a multiple of 16 |

@@ -10,7 +10,7 @@
 //! numbers little-endian, floats as their bits, every list preceded by its length as u64:
 //!
 //! ```text
-//! u8 KV type (0 f32, 1 f16, 2 k8)                         list of u32: prompt
+//! u8 KV type (0 f32, 1 f16, 2 k8, 3 q8)                         list of u32: prompt
 //! u64 sequence                                            list of (u32, f32): logit bias
 //! f32 repeat penalty, u32 repeat last n, f32 frequency penalty, f32 presence penalty
 //! u8 0 without DRY; else u8 1, f32 multiplier, f32 base, u32 allowed length, u32 last n, list of lists of u32: breakers
@@ -156,6 +156,7 @@ impl ReceiptRequest {
             KvType::F32 => 0,
             KvType::F16 => 1,
             KvType::K8 => 2,
+            KvType::Q8 => 3,
         }]);
         out.ids(prompt);
         out.u64(*sequence);

@@ -14,7 +14,7 @@ const N_PAGES: u32 = 3;
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((how, bytes)) = bytes.split_first() else { return };
-    let kv_type = KvType::ALL[*how as usize % 3];
+    let kv_type = KvType::ALL[*how as usize % KvType::ALL.len()];
     let layout = KvLayout::new(kv_type, [KvHeads::separate(1, 4, 4)]);
     let Ok(mut arena) = KvArena::new(layout, N_PAGES, [1; 32]) else { return };
     let mut seq = arena.acquire(&TOKENS, 0);

@@ -327,7 +327,7 @@ proptest! {
     /// ones.
     #[test]
     fn latent_values(
-        t in 0usize..3, group in prop_oneof![4 => 1usize..5, 1 => Just(40)],
+        t in 0..KvType::ALL.len(), group in prop_oneof![4 => 1usize..5, 1 => Just(40)],
         (k2, v16) in prop_oneof![4 => (0usize..32, 1usize..6), 1 => Just((64, 32))], tokens in 1usize..3,
         past in prop_oneof![0usize..40, 250usize..260], extreme: bool, seed: u64,
     ) {
@@ -353,7 +353,7 @@ proptest! {
         let latent = run(Cpu::detect(), KvHeads::latent(dk, dv));
         match KvType::ALL[t] {
             // values are rounded to 8 bits
-            KvType::K8 => prop_assert_eq!(bits(&latent), bits(&run(Cpu::SCALAR, KvHeads::latent(dk, dv)))),
+            KvType::K8 | KvType::Q8 => prop_assert_eq!(bits(&latent), bits(&run(Cpu::SCALAR, KvHeads::latent(dk, dv)))),
             _ if dk > MAX_HEAD_DIM => prop_assert_eq!(bits(&latent), bits(&run(Cpu::SCALAR, KvHeads::latent(dk, dv)))),
             _ => prop_assert_eq!(bits(&latent), bits(&run(Cpu::detect(), KvHeads::separate(1, dk, dv)))),
         }
@@ -361,7 +361,7 @@ proptest! {
 
     #[test]
     fn attention(
-        t in 0usize..3, heads in 1usize..3, group in prop_oneof![20 => 1usize..5, 1 => 33usize..40],
+        t in 0..KvType::ALL.len(), heads in 1usize..3, group in prop_oneof![20 => 1usize..5, 1 => 33usize..40],
         (k8, v8) in (1usize..10, 1usize..10), latent: bool, tokens in 1usize..12,
         past in prop_oneof![0usize..40, 200usize..300, 500usize..540],
         before in prop_oneof![Just(usize::MAX), 0usize..300], after in prop_oneof![2 => Just(0), 1 => Just(usize::MAX), 1 => 0usize..12],

@@ -259,7 +259,7 @@ fn model_key(model: &mut ModelArgs, key: &str, text: &str) -> Result<(), String>
         "working-memory" => model.working_memory = model.working_memory.or(Some(Bytes::read(text)?)),
         _ => {
             let kind: KvChoice = clap::ValueEnum::from_str(text, true)
-                .map_err(|_| format!("found {text:?}, expected f32, f16 or k8"))?;
+                .map_err(|_| format!("found {text:?}, expected f32, f16, k8 or q8"))?;
             model.kv_type = model.kv_type.or(Some(kind));
         }
     }

@@ -343,12 +343,14 @@ pub(super) fn run_chunk_op<'a>(cpu: Cpu, w: impl ChunkOp<'a>) {
         KvType::F32 => cpu.run(WithKvType::<_, F32>(w)),
         KvType::F16 => cpu.run(WithKvType::<_, F16>(w)),
         KvType::K8 => cpu.run(WithKvType::<_, K8>(w)),
+        KvType::Q8 => cpu.run(WithKvType::<_, Q8>(w)),
     }
 }
 
 pub(super) const F32: usize = KvType::F32 as usize;
 pub(super) const F16: usize = KvType::F16 as usize;
 pub(super) const K8: usize = KvType::K8 as usize;
+pub(super) const Q8: usize = KvType::Q8 as usize;
 /// Stands for any type, looked up at run time.
 pub(super) const ANY: usize = KvType::ALL.len();
 

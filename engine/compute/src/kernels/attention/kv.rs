@@ -29,11 +29,13 @@ pub enum KvType {
     F16,
     /// Keys int8 with a scale per token and head, values f16.
     K8,
+    /// Keys and values int8 with a scale per token and head each.
+    Q8,
 }
 
 impl KvType {
     /// All types.
-    pub const ALL: [KvType; 3] = [KvType::F32, KvType::F16, KvType::K8];
+    pub const ALL: [KvType; 4] = [KvType::F32, KvType::F16, KvType::K8, KvType::Q8];
 
     /// The name that `--kv-type` takes.
     pub const fn name(self) -> &'static str {
@@ -41,10 +43,11 @@ impl KvType {
             KvType::F32 => "f32",
             KvType::F16 => "f16",
             KvType::K8 => "k8",
+            KvType::Q8 => "q8",
         }
     }
 
-    /// Whether values are f16. Softmax weights are then rounded to 13 bits, and are 0 for scores `WEIGHT_LOW` below the
+    /// Whether values are f16, or int8 that becomes f16. Softmax weights are then rounded to 13 bits, and are 0 for scores `WEIGHT_LOW` below the
     /// maximum, so that products are exact.
     pub(super) fn has_f16_values(self) -> bool {
         self != KvType::F32
@@ -95,7 +98,8 @@ impl KvHeads {
 }
 
 /// Keys and values of a layer in a page: the keys of all heads, then the values. Keys of a head as `[key_dim][16 tokens]`
-/// (int8: `[key_dim/4][16][4]` offset binary, then 16 f32 scales), values of a head as `[value_dim/16][16 tokens][16]`.
+/// (int8: `[key_dim/4][16][4]` offset binary, then 16 f32 scales), values of a head as `[value_dim/16][16 tokens][16]` (int8: then
+/// 16 f32 scales).
 /// Latent keys are their values too; in int8 they have 16 scales of the values, then 16 of the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvLayer {
@@ -113,7 +117,7 @@ impl KvLayer {
         match self.kv_type {
             KvType::F32 => dim * PAGE * 4,
             KvType::F16 => dim * PAGE * 2,
-            KvType::K8 => dim.next_multiple_of(4) * PAGE + self.scales_bytes(),
+            KvType::K8 | KvType::Q8 => dim.next_multiple_of(4) * PAGE + self.scales_bytes(),
         }
     }
 
@@ -133,8 +137,9 @@ impl KvLayer {
 
     pub(super) fn value_bytes(&self) -> usize {
         match self.kv_type {
-            _ if self.heads.latent => 0,
+            _ if self.heads.latent || self.heads.value_dim == 0 => 0,
             KvType::F32 => self.value_dims() * PAGE * 4,
+            KvType::Q8 => (self.value_dims() + 4) * PAGE,
             KvType::F16 | KvType::K8 => self.value_dims() * PAGE * 2,
         }
     }
@@ -219,6 +224,10 @@ impl KvLayout {
                 KvType::F32 => f32s(keys) && f32s(values),
                 KvType::F16 => f16s(keys) && f16s(values),
                 KvType::K8 => f32s(&keys[keys.len() - layer.scales_bytes()..]) && f16s(values),
+                KvType::Q8 => {
+                    let scales = values.len().saturating_sub(PAGE * 4);
+                    f32s(&keys[keys.len() - layer.scales_bytes()..]) && f32s(&values[scales..])
+                }
             }
         })
     }
@@ -358,7 +367,7 @@ impl WriteKv<'_> {
                     tokens[slot * 2..][..2].copy_from_slice(&x.to_le_bytes());
                 }
             }
-            KvType::K8 => {
+            KvType::K8 | KvType::Q8 => {
                 let mut q = [0i8; MAX_LATENT_DIM];
                 let (parts, n) = self.kv.heads.scaled_parts();
                 let (keys, scales) = self.keys.split_at_mut(d.next_multiple_of(4) * PAGE);
@@ -377,6 +386,17 @@ impl WriteKv<'_> {
                     out.copy_from_slice(&clamp(*x, f32::MAX).to_le_bytes());
                 }
             }
+        } else if kv_type == KvType::Q8 && !self.v.is_empty() {
+            let mut q = [0i8; MAX_HEAD_DIM];
+            let q = &mut q[..self.v.len()];
+            let scale = quantise(self.v, q);
+            let (values, scales) = self.values.split_at_mut(self.values.len() - PAGE * 4);
+            for (q, group) in q.chunks(VIRTUAL_LANES).zip(values.chunks_exact_mut(PAGE * VIRTUAL_LANES)) {
+                for (q, out) in q.iter().zip(&mut group[slot * VIRTUAL_LANES..]) {
+                    *out = *q as u8;
+                }
+            }
+            scales[slot * 4..][..4].copy_from_slice(&scale.to_le_bytes());
         } else {
             let h = &mut h[..self.v.len()];
             to_f16(self.v, h);

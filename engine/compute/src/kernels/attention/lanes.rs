@@ -13,7 +13,7 @@ use super::super::f32_tile::{AsF16, AsF32, Elem, Exact, F32Tile, columns_at_once
 use super::super::narrow::{narrow_lanes, round13_lanes};
 use super::super::norm::{VIRTUAL_LANES, max, reduce};
 use super::super::simd::{Simd, each};
-use super::block::{ANY, AttentionBlock, ChunkKernel, ChunkTokens, F16, F32};
+use super::block::{ANY, AttentionBlock, ChunkKernel, ChunkTokens, F16, F32, Q8};
 use super::softmax_state::SoftmaxState;
 use super::{CHUNK, MAX_LATENT_DIM, PAGE, WEIGHT_LOW, WIDE};
 
@@ -213,12 +213,16 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
         wide: &mut [f32],
     ) {
         let latent = self.a.kv().heads.latent;
-        let widen = latent || self.is_worth_widening::<E>(p.len());
+        let gathers = latent || self.kv_type() == Q8;
+        let widen = gathers || self.is_worth_widening::<E>(p.len());
         let depth = if widen { WIDE } else { PAGE };
         for t in tokens.clone().step_by(depth) {
             let (n, accumulate) = (depth.min(tokens.end - t), accumulate || t > tokens.start);
-            if latent {
-                self.gather_latents(chunk, t..t + n, wide);
+            if gathers {
+                match latent {
+                    true => self.gather_latents(chunk, t..t + n, wide),
+                    false => self.gather_int8_values(chunk, t..t + n, tokens.end, wide),
+                }
                 let values = wide.as_ptr().cast();
                 self.value_tiles::<W>(&ValuePart { values, t, n, depth, accumulate, prefetch: null() }, p, o);
             } else if widen {
@@ -299,7 +303,7 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
     /// The data read [`PREFETCH_TOKENS`] tokens after the values of token `t` of the chunk: values, or beyond `end` the
     /// keys of the next chunk.
     #[inline(always)]
-    fn prefetch_after_values(&self, chunk: usize, t: usize, end: usize) -> *const u8 {
+    pub(super) fn prefetch_after_values(&self, chunk: usize, t: usize, end: usize) -> *const u8 {
         match t + PREFETCH_TOKENS {
             _ if !self.prefetches() => null(),
             t if t < end => self.a.values(chunk, t).as_ptr(),

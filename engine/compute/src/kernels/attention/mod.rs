@@ -11,7 +11,8 @@
 //! ```
 //!
 //! Chunk boundaries depend on positions only, so neither the batch, nor the split over threads, nor prefill versus
-//! decode can change a bit. Int8 keys: `s = f32(sum q8*k8) * (d_k * d_q)`, with a scale per token and head. With f16
+//! decode can change a bit. Int8 keys: `s = f32(sum q8*k8) * (d_k * d_q)`, with a scale per token and head. Int8 values are
+//! `f16(v8 * d_v)`. With f16
 //! keys q is rounded to 13 bits first, with f16 values p is: then all products are exact and may be fused with the
 //! addition.
 //!
@@ -19,6 +20,7 @@
 //! position are left out, which changes no bit: their weights would be 0.
 
 mod block;
+mod int8_values;
 mod kv;
 mod lanes;
 mod latent;

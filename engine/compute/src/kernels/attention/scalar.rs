@@ -9,6 +9,7 @@ use super::super::exp::{exp, exp_above};
 use super::super::narrow::{narrow, round13};
 use super::super::norm::{VIRTUAL_LANES, max, reduce};
 use super::block::{AttentionBlock, ChunkKernel, ChunkTokens};
+use super::int8_values::int8_value_scales;
 use super::latent::{int8_at, int8_scales, int8_value};
 use super::softmax_state::SoftmaxState;
 use super::{CHUNK, KvLayer, KvType, MAX_LATENT_DIM, PAGE, WEIGHT_LOW};
@@ -37,7 +38,7 @@ fn latent_value(kv: &KvLayer, keys: &[u8], d: usize, t: usize) -> f32 {
     match kv.kv_type {
         KvType::F32 => read_f32(keys, d * PAGE + t),
         KvType::F16 => read_f16(keys, d * PAGE + t),
-        KvType::K8 => int8_value((keys[int8_at(d, t)] ^ 0x80) as i8, read_f32(int8_scales(kv, keys), t)),
+        KvType::K8 | KvType::Q8 => int8_value((keys[int8_at(d, t)] ^ 0x80) as i8, read_f32(int8_scales(kv, keys), t)),
     }
 }
 
@@ -51,7 +52,7 @@ impl ChunkKernel for ScalarKernel<'_> {
                 *score = match kv.kv_type {
                     KvType::F32 => (0..d).fold(0.0, |s, i| s + read_f32(keys, i * PAGE + t) * q[i]),
                     KvType::F16 => (0..d).fold(0.0, |s, i| s + read_f16(keys, i * PAGE + t) * q[i]),
-                    KvType::K8 => {
+                    KvType::K8 | KvType::Q8 => {
                         let mut q8 = [0i8; MAX_LATENT_DIM];
                         let key = |i: usize| i32::from((keys[int8_at(i, t)] ^ 0x80) as i8);
                         let scales = &keys[d.next_multiple_of(4) * PAGE..];
@@ -112,7 +113,12 @@ impl ChunkKernel for ScalarKernel<'_> {
                 let values = a.values(chunk, t);
                 for (d, o) in o.iter_mut().enumerate() {
                     let i = (d / VIRTUAL_LANES * PAGE + t % PAGE) * VIRTUAL_LANES + d % VIRTUAL_LANES;
-                    *o += p[t] * if kv.kv_type == KvType::F32 { read_f32(values, i) } else { read_f16(values, i) };
+                    *o += p[t]
+                        * match kv.kv_type {
+                            KvType::F32 => read_f32(values, i),
+                            KvType::F16 | KvType::K8 => read_f16(values, i),
+                            KvType::Q8 => int8_value(values[i] as i8, read_f32(int8_value_scales(values), t % PAGE)),
+                        };
                 }
             }
         }
