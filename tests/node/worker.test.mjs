@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
-import { open } from "node:fs/promises";
+import { open, stat } from "node:fs/promises";
 import { relative } from "node:path";
 import { performance } from "node:perf_hooks";
 import { after, before, test } from "node:test";
@@ -10,7 +10,8 @@ import { fileURLToPath, pathToFileURL } from "node:url";
 
 import { Starling, StarlingError } from "../../web/dist/index.js";
 
-const TINY = fileURLToPath(new URL("../../fixtures/starling-tiny/starling-tiny-q8_0.gguf", import.meta.url));
+const fixture = (name) => fileURLToPath(new URL(`../../fixtures/${name}`, import.meta.url));
+const TINY = fixture("starling-tiny/starling-tiny-q8_0.gguf");
 const refused = (message) => (e) => e instanceof StarlingError && e.code === "request" && message.test(e.message);
 const story = { maxTokens: 30, temperature: 0 };
 /** A prompt of several batches. */
@@ -132,7 +133,7 @@ test("a seed is random, and told", async () => {
 });
 
 test("a draft model changes no byte", async () => {
-  const draftModel = pathToFileURL(fixture("starling-tiny/starling-tiny-q4_0.gguf"));
+  const draftModel = fixture("starling-tiny/starling-tiny-q4_0.gguf");
   const progress = [];
   const onProgress = ({ loaded, total }) => progress.push([loaded, total]);
   const drafting = await Starling.load(TINY, { draftMax: 8, draftModel, onProgress });
@@ -154,8 +155,7 @@ test("what cannot draft is refused", async () => {
   const load = (options) => Starling.load(TINY, { draftMax: 8, ...options });
   await assert.rejects(load({ draftMtp: true }), /expected a layer for multi-token prediction/);
   await assert.rejects(load({ draftMtp: true, draftModel: TINY }), /expected one of them/);
-  const other = pathToFileURL(fixture("reference/mistral-hd32-f16.gguf"));
-  await assert.rejects(load({ draftModel: other }), /vocabulary of \d+ tokens, expected/);
+  await assert.rejects(load({ draftModel: fixture("reference/mistral-hd32-f16.gguf") }), /vocabulary of \d+ tokens, expected/);
 });
 
 test("drafts change no byte", async () => {
