@@ -2,23 +2,30 @@
 """Measures speculative decoding: tokens per second with and without drafts, on answers that repeat the prompt and on prose.
 
     tests/bench/speculation.py target/release/starling MODEL.gguf [--runs 3] [--threads N] [--only TASK] [--prediction] [--cpu-time]
-        [--draft-model DRAFT.gguf]
+        [--draft-model DRAFT.gguf] [--llama-server LLAMA_SERVER]
 
 Tasks: rename a function in a file of 150 lines, add a parameter to another, summarise with quotes, open prose. Runs with and
 without drafts alternate, at temperature 0 and 0.7; all answers to a prompt must have the same tokens. Prints JSON: median
 tokens per second of the decode phase, their ratio, and the draft tokens. --prediction gives the file as the prediction.
 --draft-model measures a third way, with lookup and that model.
+--llama-server measures llama.cpp's server too, in turns: without drafts, with `--spec-type ngram-simple`, and with the draft
+model; its answers may change with drafts, which is reported.
 --cpu-time measures seconds of CPU time on one thread, less those of an answer of one token: for busy machines.
 """
 
 import argparse
+import atexit
 import json
+import os
 import random
 import resource
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
 
 
 def source():
@@ -96,6 +103,50 @@ def run(args, tokens, prompt, temperature, drafts, prediction):
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
+class LlamaServer:
+    """llama.cpp's server with options of speculation."""
+
+    def __init__(self, args, *options):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.address = f"http://127.0.0.1:{port}"
+        threads = str(args.threads or os.cpu_count())
+        command = [args.llama_server, "-m", args.model, "--port", str(port), "-c", "8192", "-np", "1", "-t", threads]
+        self.process = subprocess.Popen([*command, "--log-disable", *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"{self.address}/health").read()
+                return
+            except OSError:
+                time.sleep(0.2)
+        raise RuntimeError("llama-server does not answer")
+
+    def answer(self, text, tokens, temperature):
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": tokens, "temperature": temperature}
+        body |= {"seed": 1, "cache_prompt": False}
+        request = urllib.request.Request(f"{self.address}/v1/chat/completions", json.dumps(body).encode())
+        request.add_header("content-type", "application/json")
+        return json.load(urllib.request.urlopen(request))
+
+
+def llama_cpp(servers, text, args, temperature):
+    """Tokens per second of each way of llama.cpp, and whether its answer is that without drafts."""
+    speeds, texts = {way: [] for way in servers}, {}
+    for _ in range(args.runs):
+        for way, server in servers.items():
+            result = server.answer(text, args.tokens, temperature)
+            speeds[way].append(result["timings"]["predicted_per_second"])
+            texts[way] = result["choices"][0]["message"]["content"]
+    plain = statistics.median(speeds["plain"])
+    report = {"tokens_per_second": round(plain, 1)}
+    for way in list(speeds)[1:]:
+        speed = statistics.median(speeds[way])
+        same = texts[way] == texts["plain"]
+        report[way] = {"tokens_per_second": round(speed, 1), "ratio": round(speed / plain, 2), "same_text": same}
+    return report
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("command")
@@ -105,11 +156,17 @@ def main():
     parser.add_argument("--tokens", type=int, default=1200)
     parser.add_argument("--draft-max", type=int, default=8)
     parser.add_argument("--draft-model")
+    parser.add_argument("--llama-server")
     parser.add_argument("--only")
     parser.add_argument("--prediction", action="store_true")
     parser.add_argument("--cpu-time", action="store_true")
     args = parser.parse_args()
-    report, differ = {}, 0
+    report, differ, servers = {}, 0, {}
+    if args.llama_server:
+        servers = {"plain": LlamaServer(args), "ngram_simple": LlamaServer(args, "--spec-type", "ngram-simple")}
+        if args.draft_model:
+            servers["draft_model"] = LlamaServer(args, "--spec-type", "draft-simple", "-md", args.draft_model)
+        atexit.register(lambda: [server.process.kill() for server in servers.values()])
     with tempfile.TemporaryDirectory() as directory:
         prediction = None
         if args.prediction:
@@ -142,6 +199,8 @@ def main():
                         "drafted": last[way]["drafted_tokens"],
                         "accepted": last[way]["accepted_tokens"],
                     }
+                if servers:
+                    row["llama_cpp"] = llama_cpp(servers, text, args, temperature)
                 report[f"{name}, temperature {temperature}"] = row
                 print(name, temperature, report[f"{name}, temperature {temperature}"], file=sys.stderr, flush=True)
     print(json.dumps(report, indent=2))
