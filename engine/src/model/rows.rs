@@ -128,9 +128,9 @@ impl<'a> RowOps<'a> {
             }
             match f.swiglu {
                 Swiglu::Clamped(limit) => clamped_swiglu(self.cpu, gate, up, limit),
-                Swiglu::Limited(_) => limited_swiglu(self.cpu, gate, up, f.limit),
+                Swiglu::Limited(_) if f.limit > 0.0 => limited_swiglu(self.cpu, gate, up, f.limit),
                 Swiglu::Plain if f.limit > 0.0 => silu_clamped(self.cpu, gate, up, f.limit),
-                Swiglu::Plain => gated(self.cpu, f.act, gate, up),
+                Swiglu::Limited(_) | Swiglu::Plain => gated(self.cpu, f.act, gate, up),
             }
         });
     }

@@ -19,6 +19,7 @@ pub use passes::PassEnd;
 use passes::passes;
 
 use super::arch::{ARCHS, Alibi, Arch, Mtp};
+pub use super::hyper::HyperConfig;
 use super::keys::Keys;
 pub use super::mixers::{IndexerConfig, MixerKind, RecurrentConfig, Selection};
 use super::residual_attention::MAX_KEPT;
@@ -100,6 +101,8 @@ pub struct Config {
     pub situ: Option<[f32; 2]>,
     /// Layers after which the residual stream is kept for all later ones; 0 if it is not.
     pub residual_block: usize,
+    /// Hyper-connections, if the model has them.
+    pub hyper: Option<HyperConfig>,
     /// Indexers of sparse attention, if the model has any.
     pub indexer: Option<IndexerConfig>,
     /// Recurrent layers, if the model has any.
@@ -252,6 +255,7 @@ impl Config {
             experts,
             situ: situ(&keys)?,
             residual_block: residual_block(&keys, n_layer)?,
+            hyper: HyperConfig::read(&keys)?,
             indexer,
             recurrent,
             layers,
