@@ -80,6 +80,11 @@ fn draft_models_that_cannot_draft() {
     run(&temp("no-draft.gguf"), IO, &["no-draft.gguf"]);
     fails(&["serve", "--port", "0", "--draft-model", &draft("bert-cls-f16")], USAGE, &["bert-cls-f16.gguf", "encoder"]);
     fails(&["serve", "--port", "0", "--draft-model", &temp("no-draft.gguf")], IO, &["no-draft.gguf"]);
+    fails(&["run", "x", "--draft-mtp"], USAGE, &["nextn_predict_layers", "no layer for multi-token prediction"]);
+    let both = ["--draft-mtp", "--draft-model", "x.gguf"];
+    fails(&[&["run", "x"], &both[..]].concat(), USAGE, &["--draft-mtp", "cannot be used with", "--draft-model"]);
+    let both = ["--draft-mtp", "true", "--draft-model", "x.gguf"];
+    fails(&[&["serve", "--port", "0"], &both[..]].concat(), USAGE, &["draft-mtp and draft-model", "one of them"]);
     let mut other = fs::read(fixture("starling-tiny/starling-tiny-q4_0.gguf")).expect("a model");
     let at = other.windows(7).position(|bytes| bytes == b"<|pad|>").expect("a token");
     other[at + 4] = b'X';
