@@ -211,6 +211,8 @@ impl Model {
         let (d, n) = (self.config.n_embd, pass.n);
         assert!(n <= s.max_rows, "the batch has more rows than the scratch memory");
         self.embed(pass.rows.cpu, runs, s);
+        s.experts.tokens.clear();
+        s.experts.tokens.extend(runs.iter().flat_map(|run| run.tokens));
         if let Some(norm) = &self.weights.embedding_norm {
             pass.rows.norm_each(norm, &mut s.x[..n * d]);
         }
@@ -227,12 +229,16 @@ impl Model {
         if let Some(altup) = &self.weights.altup {
             pass.split_streams(altup, s);
         }
+        if let Some(hyper) = &self.config.hyper {
+            pass.begin_streams(hyper, s);
+        }
         if let Some(low) = &self.weights.low_state {
             pass.begin_passes(low, s);
         }
         for i in 0..self.config.n_layer() {
             match &self.layer(i).order {
                 ResidualOrder::AltUp(altup) => pass.altup_block(i, altup, memory, s),
+                ResidualOrder::Hyper(parts) => pass.hyper_block(i, parts, memory, s),
                 ResidualOrder::Serial => pass.serial_block(i, memory, s),
                 ResidualOrder::Parallel => pass.parallel_block(i, memory, s),
                 ResidualOrder::PostNorm(norms) => pass.post_norm_block(i, norms, memory, s),
@@ -250,6 +256,9 @@ impl Model {
         }
         if let Some(altup) = &self.weights.altup {
             pass.merge_streams(altup, s);
+        }
+        if let (Some(c), Some(of)) = (&self.config.hyper, &self.weights.hyper) {
+            pass.end_streams((c, of), s);
         }
         if let Some(score) = &self.weights.residual_score {
             let [_, kept] = self.config.kept_residuals(self.config.n_layer() - 1);

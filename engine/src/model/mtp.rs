@@ -83,6 +83,7 @@ impl Weights {
             positions: None,
             embedding_norm: None,
             low_state: None,
+            hyper: None,
             altup: None,
             layer_embeddings: None,
             residual_score: None,

@@ -44,6 +44,7 @@ const BASE: Arch = Arch {
     plain_value_norm: false,
     values_from_keys: false,
     swiglu: Swiglu::Plain,
+    limited_shared: false,
     shared_factor: 1.0,
     dense_beside_experts: false,
     expert_input: ExpertInput::Same,
@@ -73,6 +74,7 @@ const BASE: Arch = Arch {
     positive_decay_factors: false,
     normed_residual: false,
     lightning: false,
+    hyper_connections: false,
     indexer: None,
     mtp: Mtp::Unsupported,
 };
@@ -326,6 +328,19 @@ pub const ARCHS: &[Arch] = &[
         indexer: Some(IndexerKind::Lightning(RopeStyle::NeoX)),
         yarn_log: YarnLog::ScoresAndMagnitude,
         ..DEEPSEEK2
+    },
+    Arch {
+        name: "deepseek4",
+        rope: Some(RopeStyle::Interleaved),
+        gating: Gating::SqrtSoftplus,
+        swiglu: Swiglu::Limited(0.0),
+        limited_shared: true,
+        hyper_connections: true,
+        mtp: Mtp::Unsupported,
+        // for images
+        ignored: &["exp_probs_b_vl."],
+        required: &["expert_gating_func", "swiglu_clamp_exp", "attention.compress_ratios", "hash_layer_count"],
+        ..BASE
     },
     Arch {
         name: "glm-dsa",

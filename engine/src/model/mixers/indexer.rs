@@ -124,7 +124,7 @@ pub(in super::super) fn read(
             return Err(keys.wrong("attention.q_lora_rank", "nothing", "a number"));
         }
     }
-    Ok(Some(IndexerConfig { kind, n_head, key_dim, rule: SelectionRule { top_k, block, local } }))
+    Ok(Some(IndexerConfig { kind, n_head, key_dim, rule: SelectionRule { top_k, block, local, every: 1 } }))
 }
 
 /// The indexer of a layer that has one, and whether all its heads select together.

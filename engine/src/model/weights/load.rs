@@ -8,16 +8,16 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::{
-    AltUp, AltUpProjections, AttentionWeights, ChannelMix, Dense, ExpertMatrices, Experts, FeedForward, Laurel, Layer,
-    LayerEmbedding, LayerEmbeddings, Linear, LinearGroup, Mixer, Norm, Recurrent, ResidualOrder, RopeDivisors,
-    SharedExpert, Weights,
+    AltUp, AltUpProjections, AttentionWeights, ChannelMix, Dense, ExpertMatrices, Experts, FeedForward,
+    HyperConnection, Laurel, Layer, LayerEmbedding, LayerEmbeddings, Linear, LinearGroup, Mixer, Norm, Recurrent,
+    ResidualOrder, RopeDivisors, SharedExpert, Weights,
 };
 use crate::error::LoadError;
 use crate::math::{ln, sqrt};
 use crate::model::classifier::Classifier;
 use crate::model::config::{Config, MixerKind};
 use crate::model::loader::LoadedTensors;
-use crate::model::mixers::{IndexerWeights, LatentWeights};
+use crate::model::mixers::{CompressedWeights, IndexerWeights, LatentWeights};
 use crate::model::projection;
 use crate::model::roles::tensor_error;
 
@@ -48,6 +48,10 @@ impl Weights {
             altup: match (tensors.matrices("altup_proj.weight"), tensors.matrices("altup_unembd_proj.weight")) {
                 (Some(split), Some(merge)) => Some(AltUpProjections { split, merge }),
                 _ => None,
+            },
+            hyper: match c.hyper {
+                Some(_) => Some(HyperConnection::load(tensors, "output_hc")?),
+                None => None,
             },
             layer_embeddings: match c.n_embd_layer {
                 0 => None,
@@ -257,6 +261,9 @@ fn mixer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Mixer, Loa
     if let Some(sizes) = c.block(i).heads.latent {
         return Ok(Mixer::Latent(Box::new(LatentWeights::load(c.block(i), sizes, tensors, i)?)));
     }
+    if kind == MixerKind::Compressed {
+        return Ok(Mixer::Compressed(Box::new(CompressedWeights::load(c.block(i), tensors, i)?)));
+    }
     let attention = if kind.has_attention() { Some(attention(tensors, c, i)?) } else { None };
     if kind == MixerKind::Linear {
         return Ok(Mixer::Linear(Box::new(linear(tensors, &format!("blk.{i}.attn_output"))?)));
@@ -306,6 +313,7 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
     let order = match (norm(tensors, &name("attn_output_norm"))?, norm(tensors, &name("layer_output_norm"))?) {
         (Some(attn), Some(ffn)) => ResidualOrder::PostNorm([attn, ffn]),
         _ if parallel => ResidualOrder::Parallel,
+        _ if c.hyper.is_some() => ResidualOrder::Hyper(HyperConnection::of_layer(tensors, &name)?),
         _ if c.n_altup > 0 => ResidualOrder::AltUp(Box::new(altup(tensors, &name)?)),
         _ if c.arch.normed_residual => ResidualOrder::Normed,
         _ if c.residual_block > 0 => {
@@ -385,6 +393,14 @@ fn dense(
     Ok(Dense { up, sub_norm, down: linear(tensors, &name(&format!("ffn_down{suffix}")))? })
 }
 
+/// Numbers of experts, all below `n`.
+fn expert_ids(name: &str, ids: &[f32], n: usize) -> Result<Vec<u32>, LoadError> {
+    match ids.iter().find(|id| !(0.0..n as f32).contains(*id)) {
+        Some(id) => Err(tensor_error(name, &format!("expert {id}"), &format!("0 to {}", n - 1))),
+        None => Ok(ids.iter().map(|id| *id as u32).collect()),
+    }
+}
+
 fn experts(
     tensors: &mut LoadedTensors,
     c: &Config,
@@ -440,6 +456,10 @@ fn experts(
         weight.iter_mut().for_each(|w| *w *= factor);
         Norm { weight, bias: None, eps: None, width: c.n_embd }
     });
+    let by_token = match tensors.optional(&name("ffn_gate_tid2eid.weight")) {
+        Some(ids) => Some(expert_ids(&name("ffn_gate_tid2eid.weight"), &ids, n)?),
+        None => None,
+    };
     let selection_bias = tensors.optional(&name("exp_probs_b.bias"));
     let width = c.experts.map_or(c.n_embd, |e| e.width);
     let latent = if width != c.n_embd || tensors.has(&name("ffn_latent_down.weight")) {
@@ -448,6 +468,7 @@ fn experts(
         None
     };
     Ok(Experts {
+        by_token,
         router: linear(tensors, &name("ffn_gate_inp"))?,
         selection_bias,
         matrices: ExpertMatrices { gate, up, down, biases },

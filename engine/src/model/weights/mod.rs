@@ -11,7 +11,8 @@ pub(super) use load::{linear, missing, norm, required_norm, transposed};
 
 use super::classifier::Classifier;
 use super::config::Config;
-pub use super::mixers::{ChannelMix, IndexerWeights, LatentWeights, Recurrent};
+pub use super::hyper::HyperConnection;
+pub use super::mixers::{ChannelMix, CompressedWeights, IndexerWeights, LatentWeights, Recurrent};
 pub use super::mtp::MtpInput;
 use crate::kernels::panel::{Matrix, PANEL};
 
@@ -61,6 +62,8 @@ pub struct Dense {
 pub struct Experts {
     /// (n_expert, n_embd)
     pub router: Linear,
+    /// The experts of each token (n_vocab, n_used), where the router does not select them.
+    pub by_token: Option<Vec<u32>>,
     /// Added to the scores by which experts are selected (n_expert).
     pub selection_bias: Option<Vec<f32>>,
     /// The experts.
@@ -218,6 +221,8 @@ pub enum Mixer {
     Attention(Box<AttentionWeights>),
     /// Multi-head latent attention.
     Latent(Box<LatentWeights>),
+    /// Attention with compressed keys.
+    Compressed(Box<CompressedWeights>),
     /// A recurrent mixer.
     Recurrent(Recurrent),
     /// A matrix (n_embd, n_embd) instead of attention.
@@ -264,6 +269,8 @@ pub enum ResidualOrder {
     Parallel,
     /// Several residual streams (`ForwardPass::altup_block`).
     AltUp(Box<AltUp>),
+    /// Several residual streams, which mixer and feed-forward mix (`ForwardPass::hyper_block`).
+    Hyper(Box<[HyperConnection; 2]>),
     /// Post-norm: these norms (n_embd) follow the two residual sums, and none comes before.
     PostNorm([Norm; 2]),
     /// The residual stream is the output of the norms.
@@ -306,6 +313,8 @@ pub struct Weights {
     pub low_state: Option<Vec<f32>>,
     /// Projections of the residual streams, if there are several.
     pub altup: Option<AltUpProjections>,
+    /// The mix of the residual streams after the layers.
+    pub hyper: Option<HyperConnection>,
     /// Embeddings of the layers.
     pub layer_embeddings: Option<LayerEmbeddings>,
     /// The layers, in order.
@@ -386,6 +395,7 @@ impl Layer {
         let mut all: Vec<&Matrix> = match &self.mixer {
             Mixer::Attention(a) => a.matrices(),
             Mixer::Latent(a) => a.matrices(),
+            Mixer::Compressed(a) => a.matrices(),
             Mixer::Recurrent(r) => r.matrices(),
             Mixer::Both(both) => both.0.matrices().into_iter().chain(both.1.matrices()).collect(),
             Mixer::Linear(linear) => vec![&linear.w],
@@ -393,6 +403,9 @@ impl Layer {
         };
         if let ResidualOrder::AltUp(altup) = &self.order {
             all.extend([&altup.router.w, &altup.laurel.left.w, &altup.laurel.right.w]);
+        }
+        if let ResidualOrder::Hyper(parts) = &self.order {
+            all.extend(parts.iter().map(HyperConnection::matrix));
         }
         all.extend(self.indexer.iter().flat_map(IndexerWeights::matrices));
         all.extend(self.embedding.iter().flat_map(|e| [&e.gate.w, &e.proj.w]));
@@ -423,6 +436,7 @@ impl Weights {
             self.positions.as_ref(),
             self.output.as_deref().filter(|_| output),
             self.mtp_input.as_ref().map(|input| &input.proj.w),
+            self.hyper.as_ref().map(HyperConnection::matrix),
         ];
         let layers = self.layers.iter().flat_map(Layer::matrices);
         let heads = self.classifier.iter().flat_map(Classifier::linears);
