@@ -115,7 +115,7 @@ impl ForwardPass<'_, '_> {
                 _ => self.model.config.arch.act,
             },
             swiglu: match self.model.config.arch.swiglu {
-                Swiglu::Limited(_) if !self.model.config.arch.limited_shared => Swiglu::Plain,
+                Swiglu::Limited(_) if !self.model.config.arch.limited_dense => Swiglu::Plain,
                 swiglu => swiglu,
             },
             limit,

@@ -229,16 +229,12 @@ impl Model {
         if let Some(altup) = &self.weights.altup {
             pass.split_streams(altup, s);
         }
-        if let Some(hyper) = &self.config.hyper {
-            pass.begin_streams(hyper, s);
-        }
         if let Some(low) = &self.weights.low_state {
             pass.begin_passes(low, s);
         }
         for i in 0..self.config.n_layer() {
             match &self.layer(i).order {
                 ResidualOrder::AltUp(altup) => pass.altup_block(i, altup, memory, s),
-                ResidualOrder::Hyper(parts) => pass.hyper_block(i, parts, memory, s),
                 ResidualOrder::Serial => pass.serial_block(i, memory, s),
                 ResidualOrder::Parallel => pass.parallel_block(i, memory, s),
                 ResidualOrder::PostNorm(norms) => pass.post_norm_block(i, norms, memory, s),
@@ -256,9 +252,6 @@ impl Model {
         }
         if let Some(altup) = &self.weights.altup {
             pass.merge_streams(altup, s);
-        }
-        if let (Some(c), Some(of)) = (&self.config.hyper, &self.weights.hyper) {
-            pass.end_streams((c, of), s);
         }
         if let Some(score) = &self.weights.residual_score {
             let [_, kept] = self.config.kept_residuals(self.config.n_layer() - 1);

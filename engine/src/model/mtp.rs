@@ -83,7 +83,6 @@ impl Weights {
             positions: None,
             embedding_norm: None,
             low_state: None,
-            hyper: None,
             altup: None,
             layer_embeddings: None,
             residual_score: None,

@@ -128,8 +128,8 @@ impl<'a> RowOps<'a> {
             }
             match f.swiglu {
                 Swiglu::Clamped(limit) => clamped_swiglu(self.cpu, gate, up, limit),
-                Swiglu::Limited(_) if f.limit > LEAST_LIMIT => limited_swiglu(self.cpu, gate, up, f.limit),
-                Swiglu::Plain if f.limit > LEAST_LIMIT => silu_clamped(self.cpu, gate, up, f.limit),
+                Swiglu::Limited(_) if f.limit > 0.0 => limited_swiglu(self.cpu, gate, up, f.limit),
+                Swiglu::Plain if f.limit > 0.0 => silu_clamped(self.cpu, gate, up, f.limit),
                 Swiglu::Limited(_) | Swiglu::Plain => gated(self.cpu, f.act, gate, up),
             }
         });
@@ -172,9 +172,6 @@ impl<'a> RowOps<'a> {
         }
     }
 }
-
-/// A limit up to this one means that there is none (llama.cpp).
-const LEAST_LIMIT: f32 = 1e-6;
 
 /// Activation of a feed-forward.
 #[derive(Clone, Copy)]

@@ -8,7 +8,6 @@ use super::Model;
 use super::altup::AltUpScratch;
 use super::arch::ExpertInput;
 use super::config::{Config, LayerConfig, MixerKind, RecurrentConfig};
-use super::hyper::HyperScratch;
 use super::passes::PassScratch;
 use super::rotary::Rotary;
 use super::rows::{MAX_FORMS, packed_words};
@@ -50,7 +49,6 @@ pub struct Scratch {
     pub(super) experts: ExpertsScratch,
     pub(super) embeddings: LayerEmbeddingScratch,
     pub(super) altup: AltUpScratch,
-    pub(super) hyper: HyperScratch,
     pub(super) passes: PassScratch,
     /// (rows, n_embd): embeddings of the tokens, where layers add them again.
     pub(super) skips: Vec<f32>,
@@ -281,14 +279,6 @@ impl Model {
                     laurel: budget.zeros(&[rows, padded(d)]),
                 }
             },
-            hyper: {
-                let (rows, width) = (if c.hyper.is_some() { n } else { 0 }, c.hyper.map_or(0, |h| h.n));
-                HyperScratch {
-                    streams: budget.zeros(&[rows, width, d]),
-                    mixed: budget.zeros(&[rows, width, d]),
-                    factors: budget.zeros(&[rows, c.hyper.map_or(0, |h| padded(h.factors()))]),
-                }
-            },
             embeddings: {
                 let width = c.n_embd_layer.saturating_mul(c.n_blocks());
                 let (stride, embeddings) = (padded(width), budget.zeros(&[n, padded(width)]));
@@ -388,9 +378,6 @@ impl Model {
         };
         if let Some(input) = &self.weights.mtp_input {
             step(1, (0, input.proj.w.k()), 1);
-        }
-        if let Some(hyper) = &c.hyper {
-            step(1, (0, hyper.n * d), 1);
         }
         for (layer, config) in c.layers.iter().map(|config| (&self.weights.layers[config.block], config)) {
             let out = config.heads.out_width();

@@ -44,7 +44,6 @@ const BASE: Arch = Arch {
     plain_value_norm: false,
     values_from_keys: false,
     swiglu: Swiglu::Plain,
-    limited_shared: false,
     shared_factor: 1.0,
     dense_beside_experts: false,
     expert_input: ExpertInput::Same,
@@ -74,7 +73,6 @@ const BASE: Arch = Arch {
     positive_decay_factors: false,
     normed_residual: false,
     lightning: false,
-    hyper_connections: false,
     indexer: None,
     mtp: Mtp::Unsupported,
 };
@@ -334,12 +332,16 @@ pub const ARCHS: &[Arch] = &[
         rope: Some(RopeStyle::Interleaved),
         gating: Gating::SqrtSoftplus,
         swiglu: Swiglu::Limited(0.0),
-        limited_shared: true,
-        hyper_connections: true,
+        limited_dense: true,
         mtp: Mtp::Unsupported,
         // for images
         ignored: &["exp_probs_b_vl."],
-        required: &["expert_gating_func", "swiglu_clamp_exp", "attention.compress_ratios", "hash_layer_count"],
+        required: &[
+            "expert_gating_func",
+            "swiglu_clamp_exp",
+            "hash_layer_count",
+            "hyper_connection.sinkhorn_iterations",
+        ],
         ..BASE
     },
     Arch {

@@ -86,8 +86,6 @@ pub struct Arch {
     pub values_from_keys: bool,
     /// Activation of gate and up in experts.
     pub swiglu: Swiglu,
-    /// Whether gate and up of shared experts are clamped as those of the others.
-    pub limited_shared: bool,
     /// Factor on the sum of routed and shared experts.
     pub shared_factor: f32,
     /// Whether layers with experts have a dense feed-forward beside them.
@@ -154,8 +152,6 @@ pub struct Arch {
     pub mamba_by_heads: bool,
     /// Classification head of rerankers.
     pub head: HeadKind,
-    /// Hyper-connections: several residual streams, which sub-layers mix.
-    pub hyper_connections: bool,
     /// Indexers of sparse attention.
     pub indexer: Option<IndexerKind>,
 }

@@ -49,7 +49,7 @@ pub(super) fn layers(
     let [expert_limits, shared_limits] =
         [keys.per_layer_f32("swiglu_clamp_exp", n_layer)?, keys.per_layer_f32("swiglu_clamp_shexp", n_layer)?];
     // without limits of their own, shared experts have those of the others
-    let has_own = !arch.limited_shared || keys.has("swiglu_clamp_shexp");
+    let has_own = !arch.limited_dense || keys.has("swiglu_clamp_shexp");
     let shared_limits = if has_own { shared_limits } else { expert_limits.clone() };
     let heads = heads(keys, n_embd, kinds, &local)?;
     if let Some(h) = heads.iter().find(|h| arch.gated_queries && h.key_dim != h.value_dim) {

@@ -18,7 +18,6 @@ pub use passes::PassEnd;
 use passes::passes;
 
 use super::arch::{ARCHS, Alibi, Arch, Mtp};
-pub use super::hyper::HyperConfig;
 use super::keys::Keys;
 pub use super::mixers::{CompressedConfig, IndexerConfig, MixerKind, RecurrentConfig, Selection};
 use super::residual_attention::MAX_KEPT;
@@ -104,8 +103,6 @@ pub struct Config {
     pub indexer: Option<IndexerConfig>,
     /// Attention with compressed keys, if the model has it.
     pub compressed: Option<CompressedConfig>,
-    /// Hyper-connections, if the model has them.
-    pub hyper: Option<HyperConfig>,
     /// Recurrent layers, if the model has any.
     pub recurrent: Option<RecurrentConfig>,
     /// Per-layer parameters.
@@ -271,7 +268,6 @@ impl Config {
             residual_block: residual_block(&keys, n_layer)?,
             indexer,
             compressed,
-            hyper: HyperConfig::read(&keys, arch)?,
             recurrent,
             layers,
             n_nextn,

@@ -2,7 +2,6 @@
 
 use super::super::arch::ExpertInput;
 use super::super::config::{Config, ExpertsConfig, MAX_WIDTH, MixerKind, PassEnd};
-use super::super::hyper::HyperConfig;
 use super::{Layout, Need, Part, Role, Scope, TensorRow, matrix, values, vector};
 
 const SEPARATE_QKV: (&str, &str) = ("attn_qkv", "either the fused or the separate tensors");
@@ -102,24 +101,6 @@ fn stream_projections(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     }
 }
 
-/// A tensor of models with hyper-connections.
-fn hyper(c: &Scope<'_>, role: fn(&HyperConfig, usize) -> Option<Role>) -> Option<Role> {
-    role(c.hyper.as_ref()?, c.n_embd)
-}
-
-/// Factors of the hyper-connections of a sub-layer.
-fn hyper_factors(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    hyper(c, |hyper, d| matrix(hyper.factors(), hyper.n * d))
-}
-
-fn hyper_base(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    hyper(c, |hyper, _| vector(hyper.factors()))
-}
-
-fn hyper_scale(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    hyper(c, |_, _| vector(3))
-}
-
 /// A tensor of multi-token prediction.
 fn of_head(c: &Scope<'_>, role: Option<Role>) -> Option<Role> {
     role.filter(|_| c.is_mtp_head)
@@ -157,9 +138,6 @@ pub(super) const MODEL_TENSORS: &[TensorRow] = &[
     })
     .need(Need::Always),
     TensorRow::new("per_layer_proj_norm.weight", |c, _| with_embeddings(c, |n, _| vector(n))).need(Need::Always),
-    TensorRow::new("output_hc_fn.weight", |c, _| hyper(c, |h, d| matrix(h.n, h.n * d))).need(Need::Always),
-    TensorRow::new("output_hc_base.weight", |c, _| hyper(c, |h, _| vector(h.n))).need(Need::Always),
-    TensorRow::new("output_hc_scale.weight", |c, _| hyper(c, |_, _| vector(1))).need(Need::Always),
     // divisors for short and for long contexts come together
     TensorRow::new("rope_factors_long.weight", rope_divisors)
         .need(Need::LongRope { other: "rope_factors_short.weight" })
@@ -219,12 +197,6 @@ pub(super) const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("laurel_r.weight", |c, dims| with_streams(c, matrix(c.n_embd, width(dims[0]))))
         .need(Need::EachLayer),
     TensorRow::new("laurel_post_norm.weight", |c, _| with_streams(c, vector(c.n_embd))).need(Need::EachLayer),
-    TensorRow::new("hc_attn_fn.weight", hyper_factors).need(Need::EachLayer),
-    TensorRow::new("hc_attn_base.weight", hyper_base).need(Need::EachLayer),
-    TensorRow::new("hc_attn_scale.weight", hyper_scale).need(Need::EachLayer),
-    TensorRow::new("hc_ffn_fn.weight", hyper_factors).need(Need::EachLayer),
-    TensorRow::new("hc_ffn_base.weight", hyper_base).need(Need::EachLayer),
-    TensorRow::new("hc_ffn_scale.weight", hyper_scale).need(Need::EachLayer),
     TensorRow::new("inp_gate.weight", |c, _| with_embeddings(c, matrix)).need(Need::EachLayer),
     TensorRow::new("proj.weight", |c, _| with_embeddings(c, |n, d| matrix(d, n))).need(Need::EachLayer),
     TensorRow::new("post_norm.weight", |c, _| with_embeddings(c, |_, d| vector(d))).need(Need::EachLayer),

@@ -8,9 +8,9 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::{
-    AltUp, AltUpProjections, AttentionWeights, ChannelMix, Dense, ExpertMatrices, Experts, FeedForward,
-    HyperConnection, Laurel, Layer, LayerEmbedding, LayerEmbeddings, Linear, LinearGroup, Mixer, Norm, Recurrent,
-    ResidualOrder, RopeDivisors, SharedExpert, Weights,
+    AltUp, AltUpProjections, AttentionWeights, ChannelMix, Dense, ExpertMatrices, Experts, FeedForward, Laurel, Layer,
+    LayerEmbedding, LayerEmbeddings, Linear, LinearGroup, Mixer, Norm, Recurrent, ResidualOrder, RopeDivisors,
+    SharedExpert, Weights,
 };
 use crate::error::LoadError;
 use crate::math::{ln, sqrt};
@@ -48,10 +48,6 @@ impl Weights {
             altup: match (tensors.matrices("altup_proj.weight"), tensors.matrices("altup_unembd_proj.weight")) {
                 (Some(split), Some(merge)) => Some(AltUpProjections { split, merge }),
                 _ => None,
-            },
-            hyper: match c.hyper {
-                Some(_) => Some(HyperConnection::load(tensors, "output_hc")?),
-                None => None,
             },
             layer_embeddings: match c.n_embd_layer {
                 0 => None,
@@ -313,7 +309,6 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
     let order = match (norm(tensors, &name("attn_output_norm"))?, norm(tensors, &name("layer_output_norm"))?) {
         (Some(attn), Some(ffn)) => ResidualOrder::PostNorm([attn, ffn]),
         _ if parallel => ResidualOrder::Parallel,
-        _ if c.hyper.is_some() => ResidualOrder::Hyper(HyperConnection::of_layer(tensors, &name)?),
         _ if c.n_altup > 0 => ResidualOrder::AltUp(Box::new(altup(tensors, &name)?)),
         _ if c.arch.normed_residual => ResidualOrder::Normed,
         _ if c.residual_block > 0 => {

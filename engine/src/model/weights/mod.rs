@@ -11,7 +11,6 @@ pub(super) use load::{linear, missing, norm, required_norm, transposed};
 
 use super::classifier::Classifier;
 use super::config::Config;
-pub use super::hyper::HyperConnection;
 pub use super::mixers::{ChannelMix, CompressedWeights, IndexerWeights, LatentWeights, Recurrent};
 pub use super::mtp::MtpInput;
 use crate::kernels::panel::{Matrix, PANEL};
@@ -269,8 +268,6 @@ pub enum ResidualOrder {
     Parallel,
     /// Several residual streams (`ForwardPass::altup_block`).
     AltUp(Box<AltUp>),
-    /// Several residual streams, which mixer and feed-forward mix (`ForwardPass::hyper_block`).
-    Hyper(Box<[HyperConnection; 2]>),
     /// Post-norm: these norms (n_embd) follow the two residual sums, and none comes before.
     PostNorm([Norm; 2]),
     /// The residual stream is the output of the norms.
@@ -313,8 +310,6 @@ pub struct Weights {
     pub low_state: Option<Vec<f32>>,
     /// Projections of the residual streams, if there are several.
     pub altup: Option<AltUpProjections>,
-    /// The mix of the residual streams after the layers.
-    pub hyper: Option<HyperConnection>,
     /// Embeddings of the layers.
     pub layer_embeddings: Option<LayerEmbeddings>,
     /// The layers, in order.
@@ -404,9 +399,6 @@ impl Layer {
         if let ResidualOrder::AltUp(altup) = &self.order {
             all.extend([&altup.router.w, &altup.laurel.left.w, &altup.laurel.right.w]);
         }
-        if let ResidualOrder::Hyper(parts) = &self.order {
-            all.extend(parts.iter().map(HyperConnection::matrix));
-        }
         all.extend(self.indexer.iter().flat_map(IndexerWeights::matrices));
         all.extend(self.embedding.iter().flat_map(|e| [&e.gate.w, &e.proj.w]));
         match &self.ffn {
@@ -436,7 +428,6 @@ impl Weights {
             self.positions.as_ref(),
             self.output.as_deref().filter(|_| output),
             self.mtp_input.as_ref().map(|input| &input.proj.w),
-            self.hyper.as_ref().map(HyperConnection::matrix),
         ];
         let layers = self.layers.iter().flat_map(Layer::matrices);
         let heads = self.classifier.iter().flat_map(Classifier::linears);
