@@ -81,6 +81,7 @@ const SUPPORTED: &[&str] = &[
     "hunyuan-moe",
     "hunyuan_vl",
     "hy_v3",
+    "hy_v4",
     "internlm2",
     "jais",
     "jais2",

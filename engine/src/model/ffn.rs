@@ -40,7 +40,10 @@ impl ForwardPass<'_, '_> {
         match &model.layer(i).ffn {
             FeedForward::None => return,
             FeedForward::ChannelMix(m) => self.channel_mix(i, m, SubLayerRows { x, y }, states, step),
-            FeedForward::Dense(ffn) => self.dense(i, ffn, 0.0, SubLayerRows { x, y }, step),
+            FeedForward::Dense(ffn) => {
+                let limit = if model.config.arch.limited_dense { model.config.layers[i].shared_limit } else { 0.0 };
+                self.dense(i, ffn, limit, SubLayerRows { x, y }, step);
+            }
             FeedForward::Experts(experts) => {
                 let (mut normed, n) = (core::mem::take(&mut s.layer_input), self.n * model.config.n_embd);
                 let mut router = core::mem::take(&mut s.router_input);

@@ -229,6 +229,9 @@ impl Model {
         if let Some(altup) = &self.weights.altup {
             pass.split_streams(altup, s);
         }
+        if let Some(hyper) = &self.config.hyper {
+            pass.begin_streams(hyper, s);
+        }
         if let Some(low) = &self.weights.low_state {
             pass.begin_passes(low, s);
         }
@@ -240,6 +243,7 @@ impl Model {
                 ResidualOrder::PostNorm(norms) => pass.post_norm_block(i, norms, memory, s),
                 ResidualOrder::Normed => pass.normed_block(i, memory, s),
                 ResidualOrder::Attended(scores) => pass.attended_block(i, scores, memory, s),
+                ResidualOrder::Hyper(weights) => pass.hyper_block(i, weights, memory, s),
             }
             let output_scale = self.config.layers[i].output_scale;
             if output_scale != 1.0 {
@@ -252,6 +256,9 @@ impl Model {
         }
         if let Some(altup) = &self.weights.altup {
             pass.merge_streams(altup, s);
+        }
+        if let Some(hyper) = &self.config.hyper {
+            pass.end_streams(hyper, s);
         }
         if let Some(score) = &self.weights.residual_score {
             let [_, kept] = self.config.kept_residuals(self.config.n_layer() - 1);

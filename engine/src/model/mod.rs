@@ -8,6 +8,7 @@ pub mod config;
 pub mod evaluate;
 mod ffn;
 pub mod forward;
+mod hyper;
 mod keys;
 pub mod loader;
 pub mod mixers;

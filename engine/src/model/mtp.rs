@@ -85,6 +85,7 @@ impl Weights {
             low_state: None,
             altup: None,
             layer_embeddings: None,
+            hyper_output: None,
             residual_score: None,
             projections: Vec::new(),
             classifier: None,

@@ -8,6 +8,7 @@ use super::Model;
 use super::altup::AltUpScratch;
 use super::arch::ExpertInput;
 use super::config::{Config, LayerConfig, MixerKind, RecurrentConfig};
+use super::hyper::HyperScratch;
 use super::passes::PassScratch;
 use super::rotary::Rotary;
 use super::rows::{MAX_FORMS, packed_words};
@@ -49,6 +50,7 @@ pub struct Scratch {
     pub(super) experts: ExpertsScratch,
     pub(super) embeddings: LayerEmbeddingScratch,
     pub(super) altup: AltUpScratch,
+    pub(super) hyper: HyperScratch,
     pub(super) passes: PassScratch,
     /// (rows, n_embd): embeddings of the tokens, where layers add them again.
     pub(super) skips: Vec<f32>,
@@ -156,6 +158,8 @@ struct Widths {
     wide: usize,
     words: usize,
     index: usize,
+    /// Weights of hyper-connections.
+    hyper: usize,
 }
 
 /// A zeroed vector; the system commits its memory on first touch, so an oversized batch limit costs little.
@@ -277,6 +281,14 @@ impl Model {
                     predictions: budget.zeros(&[rows, streams, d]),
                     router: budget.zeros(&[rows, padded(streams)]),
                     laurel: budget.zeros(&[rows, padded(d)]),
+                }
+            },
+            hyper: {
+                let (rows, streams) = c.hyper.map_or((0, 0), |hyper| (n, hyper.n));
+                HyperScratch {
+                    streams: budget.zeros(&[rows, streams, d]),
+                    next: budget.zeros(&[rows, streams, d]),
+                    weights: budget.zeros(&[rows, padded(widths.hyper)]),
                 }
             },
             embeddings: {
@@ -438,6 +450,14 @@ impl Model {
             }
         }
         w.words = w.words.max(latent_words);
+        let of_layers = self.weights.layers.iter().filter_map(|layer| match &layer.order {
+            ResidualOrder::Hyper(weights) => Some(&weights[..]),
+            _ => None,
+        });
+        for weights in of_layers.flatten().chain(&self.weights.hyper_output) {
+            w.hyper = w.hyper.max(weights.linear.w.rows());
+            w.words = w.words.max(packed_words(1, 1, weights.linear.w.k()));
+        }
         for indexer in self.weights.layers.iter().filter_map(|layer| layer.indexer.as_ref()) {
             let (inputs, wide, k) = indexer.widths();
             w.index = w.index.max(wide);

@@ -74,6 +74,8 @@ const BASE: Arch = Arch {
     normed_residual: false,
     lightning: false,
     indexer: None,
+    indexer_rotates_end: false,
+    limited_dense: false,
     mtp: Mtp::Unsupported,
 };
 const LLAMA: Arch = Arch { name: "llama", rope: Some(RopeStyle::Interleaved), ..BASE };
@@ -365,6 +367,14 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "bailingmoe2", ..RAW_EXPERTS },
     Arch { name: "dots1", ..RAW_EXPERTS },
     Arch { name: "hy_v3", mtp: Mtp::Normed, ..RAW_EXPERTS },
+    Arch {
+        name: "hy_v4",
+        rope: Some(RopeStyle::Interleaved),
+        indexer: Some(IndexerKind::Lightning(RopeStyle::Interleaved)),
+        indexer_rotates_end: true,
+        swiglu: Swiglu::Limited(0.0),
+        ..RAW_EXPERTS
+    },
     Arch { name: "minimax-m2", ..BASE },
     Arch { name: "ernie4_5-moe", ..LLAMA },
     Arch { name: "mellum", ..BASE },

@@ -86,6 +86,8 @@ pub struct Arch {
     pub values_from_keys: bool,
     /// Activation of gate and up in experts.
     pub swiglu: Swiglu,
+    /// Whether dense feed-forwards and shared experts are limited as [`Swiglu::Limited`], by the limit of shared experts.
+    pub limited_dense: bool,
     /// Factor on the sum of routed and shared experts.
     pub shared_factor: f32,
     /// Whether layers with experts have a dense feed-forward beside them.
@@ -146,6 +148,9 @@ pub struct Arch {
     pub positive_decay_factors: bool,
     /// Delta net: whether value head h has the key head `h % n_key`, instead of `h / (n_value / n_key)`.
     pub tiled_value_heads: bool,
+    /// Whether indexers rotate the last elements of queries and keys, instead of the first, and their LayerNorm has the epsilon of
+    /// the other norms.
+    pub indexer_rotates_end: bool,
     /// What multi-token prediction reads of the model.
     pub mtp: Mtp,
     /// Whether the Mamba layers are those of PLaMo 2, whose channels form heads.

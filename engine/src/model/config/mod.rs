@@ -18,6 +18,7 @@ pub use passes::PassEnd;
 use passes::passes;
 
 use super::arch::{ARCHS, Alibi, Arch, Mtp};
+pub use super::hyper::HyperConfig;
 use super::keys::Keys;
 pub use super::mixers::{CompressedConfig, IndexerConfig, MixerKind, RecurrentConfig, Selection};
 use super::residual_attention::MAX_KEPT;
@@ -99,6 +100,8 @@ pub struct Config {
     pub situ: Option<[f32; 2]>,
     /// Layers after which the residual stream is kept for all later ones; 0 if it is not.
     pub residual_block: usize,
+    /// Hyper-connections, if the model has them.
+    pub hyper: Option<HyperConfig>,
     /// Indexers of sparse attention, if the model has any.
     pub indexer: Option<IndexerConfig>,
     /// Attention with compressed keys, if the model has it.
@@ -266,6 +269,7 @@ impl Config {
             experts,
             situ: situ(&keys)?,
             residual_block: residual_block(&keys, n_layer)?,
+            hyper: HyperConfig::read(&keys)?,
             indexer,
             compressed,
             recurrent,

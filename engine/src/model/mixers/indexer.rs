@@ -31,7 +31,7 @@ use crate::kernels::norm::{NormKind, NormWeights, norm_in_place};
 use crate::kernels::panel::Matrix;
 use crate::kernels::rope::{RopeStyle, Rotation, rope};
 
-/// Epsilon of the LayerNorm of keys; files do not state it.
+/// Epsilon of the LayerNorm of keys, if the file does not state it.
 const KEY_NORM_EPS: f32 = 1e-6;
 
 /// Sizes of the indexers of a model.
@@ -45,6 +45,8 @@ pub struct IndexerConfig {
     pub key_dim: usize,
     /// How many positions are selected.
     pub rule: SelectionRule,
+    /// Epsilon of the LayerNorm of keys.
+    pub norm_eps: f32,
 }
 
 impl IndexerConfig {
@@ -124,7 +126,10 @@ pub(in super::super) fn read(
             return Err(keys.wrong("attention.q_lora_rank", "nothing", "a number"));
         }
     }
-    Ok(Some(IndexerConfig { kind, n_head, key_dim, rule: SelectionRule { top_k, block, local, every: 1 } }))
+    let eps =
+        if arch.indexer_rotates_end { "attention.layer_norm_rms_epsilon" } else { "attention.layer_norm_epsilon" };
+    let norm_eps = keys.positive(eps, KEY_NORM_EPS)?;
+    Ok(Some(IndexerConfig { kind, n_head, key_dim, rule: SelectionRule { top_k, block, local, every: 1 }, norm_eps }))
 }
 
 /// The indexer of a layer that has one, and whether all its heads select together.
@@ -235,7 +240,10 @@ impl ForwardPass<'_, '_> {
         };
         let rotate = |r: usize, x: &mut [f32]| {
             let (cos, sin) = s.turns(c, i, r);
-            rope(rows.cpu, Rotation { style, cos, sin, scale: 1.0 }, x, key_dim);
+            let first = if c.arch.indexer_rotates_end { key_dim - 2 * cos.len() } else { 0 };
+            for head in x.chunks_exact_mut(key_dim) {
+                rope(rows.cpu, Rotation { style, cos, sin, scale: 1.0 }, &mut head[first..], key_dim - first);
+            }
         };
         rows.each(input, stride, &|r, row| {
             let (key, others) = row.split_at_mut(second);
@@ -243,7 +251,7 @@ impl ForwardPass<'_, '_> {
             match config.kind {
                 IndexerKind::Lightning(_) => {
                     let (w, b) = (&w.key_norm.weight[..], w.key_norm.bias.as_deref());
-                    norm_in_place(rows.cpu, &NormWeights { kind: NormKind::Layer, eps: KEY_NORM_EPS, w, b }, key);
+                    norm_in_place(rows.cpu, &NormWeights { kind: NormKind::Layer, eps: config.norm_eps, w, b }, key);
                 }
                 IndexerKind::Blocks => rows.norm_heads(&w.key_norm, key),
             }

@@ -145,6 +145,7 @@ pub(in super::super) const TENSORS: &[TensorRow] = &[
     .excludes(FUSED_HEADS),
     // of the rotated part, before the rotation
     TensorRow::new("attn_k_norm.weight", |c, _| vector(sizes(c)?.1.rope)),
+    TensorRow::new("attn_sinks.weight", |c, _| vector(sizes(c)?.0.n_head)),
     // a gate per head or per element
     TensorRow::new("attn_gate.weight", |c, dims| {
         let (heads, latent) = sizes(c)?;
@@ -177,6 +178,8 @@ pub struct LatentWeights {
     to_value: Vec<Matrix>,
     /// (n_embd, n_head * value)
     output: Linear,
+    /// Attention sinks (n_head).
+    sinks: Option<Vec<f32>>,
 }
 
 impl LatentWeights {
@@ -220,6 +223,7 @@ impl LatentWeights {
             query_to_key,
             to_value,
             output: linear(tensors, &name("attn_output"))?,
+            sinks: tensors.optional(&name("attn_sinks.weight")),
         })
     }
 
@@ -316,7 +320,7 @@ impl ForwardPass<'_, '_> {
             soft_cap: self.model.config.attn_soft_cap,
             alibi: None,
             bias: None,
-            sinks: None,
+            sinks: m.sinks.as_deref(),
             selected: self.selected(i, &s.selection),
             q: key_queries,
             q_stride: key_query,

@@ -10,6 +10,7 @@ use core::ops::Deref;
 
 use self::tables::{LAYER_TENSORS, MODEL_TENSORS};
 use super::config::{Config, LayerConfig, MixerKind, RecurrentConfig};
+use super::hyper;
 use super::mixers::{Selection, compressed, indexer, latent};
 use crate::error::LoadError;
 use crate::gguf::TensorInfo;
@@ -58,7 +59,7 @@ impl Role {
                 let row = layer_tables(c, i)?.into_iter().find_map(|rows| find(rows, part, n_experts));
                 (row?, Scope { config: c, layer: c.block(i) })
             }
-            None => (find(MODEL_TENSORS, name, 0)?, Scope::of_model(c)),
+            None => (model_row(name)?, Scope::of_model(c)),
         };
         (row.role)(&scope, &t.dims)
     }
@@ -219,8 +220,13 @@ pub(super) fn values(width: usize, rows: usize) -> Option<Role> {
     Some(Role::Values { width, rows })
 }
 
+/// The row of a tensor outside of layers.
+fn model_row(name: &str) -> Option<&'static TensorRow> {
+    [MODEL_TENSORS, hyper::MODEL_TENSORS].into_iter().find_map(|rows| find(rows, name, 0))
+}
+
 /// The tables of the tensors of a layer, those of its mixer first; `None` if there is no such layer.
-fn layer_tables(c: &Config, layer: usize) -> Option<[&'static [TensorRow]; 4]> {
+fn layer_tables(c: &Config, layer: usize) -> Option<[&'static [TensorRow]; 5]> {
     if layer >= c.n_blocks() {
         return None;
     }
@@ -232,7 +238,8 @@ fn layer_tables(c: &Config, layer: usize) -> Option<[&'static [TensorRow]; 4]> {
         _ => &[],
     };
     let indexer = if c.indexer.is_some() { indexer::TENSORS } else { &[] };
-    Some([recurrent.map_or(&[], RecurrentConfig::tensors), latent, indexer, LAYER_TENSORS])
+    let hyper = if c.hyper.is_some() { hyper::TENSORS } else { &[] };
+    Some([recurrent.map_or(&[], RecurrentConfig::tensors), latent, indexer, hyper, LAYER_TENSORS])
 }
 
 /// The row of a tensor; experts have indices below `n_experts`.
@@ -254,7 +261,7 @@ pub(super) fn conflict(name: &str, c: &Config) -> LoadError {
             let tables = index(layer).and_then(|layer| layer_tables(c, layer)).unwrap_or_default();
             (format!("blk.{layer}."), tables.into_iter().find_map(|rows| find(rows, part, usize::MAX)))
         }
-        None => (String::new(), find(MODEL_TENSORS, name, 0)),
+        None => (String::new(), model_row(name)),
     };
     match row.and_then(|row| row.excludes) {
         Some((other, expected)) => tensor_error(name, &format!("both it and `{prefix}{other}.weight`"), expected),
@@ -350,7 +357,8 @@ pub(super) fn missing(c: &Config, has_tensor: impl Fn(&str) -> bool) -> Option<S
         let (attention, recurrent) = (kind.mixer.has_attention(), kind.mixer.is_recurrent());
         let exists = |part: &str| has_tensor(&name(part));
         let is_each = |row: &&TensorRow| matches!(row.need, Need::EachLayer) && (row.role)(&scope, &[0; 4]).is_some();
-        if let Some(row) = LAYER_TENSORS.iter().filter(is_each).find(|row| !exists(row.name)) {
+        let each = LAYER_TENSORS.iter().chain(hyper::TENSORS);
+        if let Some(row) = each.filter(is_each).find(|row| !exists(row.name)) {
             return Some(name(row.name));
         }
         let (latent, compressed) = (kind.mixer == MixerKind::Latent, kind.mixer == MixerKind::Compressed);

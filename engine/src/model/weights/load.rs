@@ -16,6 +16,7 @@ use crate::error::LoadError;
 use crate::math::{ln, sqrt};
 use crate::model::classifier::Classifier;
 use crate::model::config::{Config, MixerKind};
+use crate::model::hyper::HyperWeights;
 use crate::model::loader::LoadedTensors;
 use crate::model::mixers::{CompressedWeights, IndexerWeights, LatentWeights};
 use crate::model::projection;
@@ -61,6 +62,10 @@ impl Weights {
             positions: if c.learned_positions { Some(tensors.matrix("position_embd.weight")?) } else { None },
             layers,
             final_norm: norm(tensors, "output_norm")?.or(plain(c.arch.plain_norms, c.n_embd)),
+            hyper_output: match HyperWeights::load(tensors, "output_hc")? {
+                None if c.compressed.is_some() => return Err(missing("output_hc_fn.weight")),
+                weights => weights,
+            },
             residual_score: tensors.optional("output_res_score.weight"),
             output_bias: tensors.optional("output.bias"),
             output: match tensors.has("output.weight") {
@@ -309,6 +314,11 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
     let order = match (norm(tensors, &name("attn_output_norm"))?, norm(tensors, &name("layer_output_norm"))?) {
         (Some(attn), Some(ffn)) => ResidualOrder::PostNorm([attn, ffn]),
         _ if parallel => ResidualOrder::Parallel,
+        _ if c.hyper.is_some() => {
+            let [attn, ffn] = ["hc_attn", "hc_ffn"].map(|part| HyperWeights::load(tensors, &name(part)));
+            let missing = || missing(&name("hc_attn_fn.weight"));
+            ResidualOrder::Hyper(Box::new([attn?.ok_or_else(missing)?, ffn?.ok_or_else(missing)?]))
+        }
         _ if c.n_altup > 0 => ResidualOrder::AltUp(Box::new(altup(tensors, &name)?)),
         _ if c.arch.normed_residual => ResidualOrder::Normed,
         _ if c.residual_block > 0 => {

@@ -11,6 +11,7 @@ pub(super) use load::{linear, missing, norm, required_norm, transposed};
 
 use super::classifier::Classifier;
 use super::config::Config;
+use super::hyper::HyperWeights;
 pub use super::mixers::{ChannelMix, CompressedWeights, IndexerWeights, LatentWeights, Recurrent};
 pub use super::mtp::MtpInput;
 use crate::kernels::panel::{Matrix, PANEL};
@@ -274,6 +275,8 @@ pub enum ResidualOrder {
     Normed,
     /// Attention and feed-forward read a mix of earlier residual streams, with these weights (n_embd).
     Attended([Vec<f32>; 2]),
+    /// Several residual streams, with these connections of attention and feed-forward (`ForwardPass::hyper_block`).
+    Hyper(Box<[HyperWeights; 2]>),
 }
 
 /// Divisors of the RoPE frequencies, one per pair.
@@ -318,6 +321,8 @@ pub struct Weights {
     pub final_norm: Option<Norm>,
     /// (n_vocab, n_embd); `None` if tied to the embedding.
     pub output: Option<Arc<Matrix>>,
+    /// Weights with which the output reads several residual streams.
+    pub hyper_output: Option<HyperWeights>,
     /// Weights of the mix of residual streams before the final norm (n_embd).
     pub residual_score: Option<Vec<f32>>,
     /// One value per logit.
@@ -396,8 +401,10 @@ impl Layer {
             Mixer::Linear(linear) => vec![&linear.w],
             Mixer::None => Vec::new(),
         };
-        if let ResidualOrder::AltUp(altup) = &self.order {
-            all.extend([&altup.router.w, &altup.laurel.left.w, &altup.laurel.right.w]);
+        match &self.order {
+            ResidualOrder::AltUp(altup) => all.extend([&altup.router.w, &altup.laurel.left.w, &altup.laurel.right.w]),
+            ResidualOrder::Hyper(weights) => all.extend(weights.iter().map(|w| &w.linear.w)),
+            _ => {}
         }
         all.extend(self.indexer.iter().flat_map(IndexerWeights::matrices));
         all.extend(self.embedding.iter().flat_map(|e| [&e.gate.w, &e.proj.w]));
@@ -428,6 +435,7 @@ impl Weights {
             self.positions.as_ref(),
             self.output.as_deref().filter(|_| output),
             self.mtp_input.as_ref().map(|input| &input.proj.w),
+            self.hyper_output.as_ref().map(|output| &output.linear.w),
         ];
         let layers = self.layers.iter().flat_map(Layer::matrices);
         let heads = self.classifier.iter().flat_map(Classifier::linears);
