@@ -39,6 +39,7 @@ const SUPPORTED: &[&str] = &[
     "deepseek2",
     "deepseek2-lite",
     "deepseek32",
+    "deepseek4",
     "dots1",
     "dots3note",
     "dream",

@@ -32,7 +32,7 @@ pub(super) fn layout_bytes(layout: &KvLayout) -> [u8; 16] {
         false => {
             let mut h = Sha256::new();
             for heads in all {
-                [heads.n, heads.key_dim, heads.value_dim, usize::from(heads.latent)]
+                [heads.n, heads.key_dim, heads.value_dim, usize::from(heads.latent) + 2 * usize::from(heads.exact)]
                     .iter()
                     .for_each(|n| h.update((*n as u64).to_le_bytes()));
             }

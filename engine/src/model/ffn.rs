@@ -14,8 +14,9 @@ use crate::kernels::elementwise::{Activation, activate, add_scaled, scale, sigmo
 use crate::kernels::matmul::{MatmulJob, products};
 use crate::kernels::norm::sparsify;
 use crate::kernels::panel::Matrix;
-use crate::kernels::recurrent::StateMemory;
+use crate::kernels::recurrent::{StateMemory, softplus};
 use crate::kernels::softmax::exps;
+use crate::math::sqrt;
 
 /// Rows of the experts: input, of which a row has `stride` floats, input of the router, output (n, padded width).
 struct ExpertRows<'x> {
@@ -176,7 +177,7 @@ impl ForwardPass<'_, '_> {
         let router = &mut s.router[..n * padded(c.n)];
         rows.linear(&e.router, &router_input[..n * self.model.config.n_embd], router, &mut step.words);
         self.trace_stage(Stage::Router, Some(i), &mut columns(router, padded(c.n), 0, c.n));
-        self.route(c, e.selection_bias.as_deref(), s);
+        self.route(c, e, s);
         self.selected_experts(i, &e.matrices, (x, x_stride), s, step);
         if let Some(scales) = &e.output_scale {
             let selected = s.selected[..n * c.n_used].iter().zip(&mut s.weights);
@@ -222,7 +223,7 @@ impl ForwardPass<'_, '_> {
         // experts are the same
         let total = n * c.n_used;
         let weighted = self.model.config.arch.weighted_inputs;
-        let gathered = n > 1 || weighted || n_experts < c.n;
+        let gathered = n > 1 || weighted || n_experts < c.n || self.model.config.layers[i].routes_by_token;
         let inputs = &mut s.inputs[..total * d];
         if gathered {
             let source_rows = &s.source_rows;
@@ -285,11 +286,11 @@ impl ForwardPass<'_, '_> {
     }
 
     /// Routes each row: selects its experts and their weights, and sorts rows by expert.
-    fn route(&self, c: &ExpertsConfig, bias: Option<&[f32]>, s: &mut ExpertsScratch) {
-        let n = self.n;
+    fn route(&self, c: &ExpertsConfig, e: &Experts, s: &mut ExpertsScratch) {
+        let (n, bias) = (self.n, e.selection_bias.as_deref());
         let logits = s.router.chunks_exact(padded(c.n)).map(|row| &row[..c.n]);
         let selected = s.selected.chunks_exact_mut(c.n_used).zip(s.weights.chunks_exact_mut(c.n_used));
-        for (logits, (selected, weights)) in logits.zip(selected).take(n) {
+        for (r, (logits, (selected, weights))) in logits.zip(selected).take(n).enumerate() {
             select_top(logits, selected);
             let all = match c.gating {
                 Gating::Softmax => exps(self.rows.cpu, logits, logits[selected[0] as usize], 1.0, &mut s.probabilities),
@@ -298,8 +299,14 @@ impl ForwardPass<'_, '_> {
                     activate(self.rows.cpu, Activation::Sigmoid, &mut s.probabilities);
                     1.0
                 }
+                Gating::SqrtSoftplus => {
+                    s.probabilities.iter_mut().zip(logits).for_each(|(p, x)| *p = sqrt(softplus(*x)));
+                    1.0
+                }
             };
-            if bias.is_some() || c.groups.is_some() {
+            if let Some(by_token) = &e.by_token {
+                selected.copy_from_slice(&by_token[s.tokens[r] as usize * c.n_used..][..c.n_used]);
+            } else if bias.is_some() || c.groups.is_some() {
                 for (e, (score, p)) in s.scores.iter_mut().zip(&s.probabilities).enumerate() {
                     *score = p / all + bias.map_or(0.0, |bias| bias[e]);
                 }
@@ -315,7 +322,7 @@ impl ForwardPass<'_, '_> {
             }
             let sum = match (c.normalised, c.gating) {
                 (true, Gating::Softmax) => sum_selected,
-                (true, Gating::Sigmoid) => sum_selected.max(LEAST_SUM),
+                (true, Gating::Sigmoid | Gating::SqrtSoftplus) => sum_selected.max(LEAST_SUM),
                 (false, _) => all,
             };
             weights.iter_mut().for_each(|w| *w = (*w / sum) * c.scale);

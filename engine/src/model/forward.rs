@@ -211,6 +211,8 @@ impl Model {
         let (d, n) = (self.config.n_embd, pass.n);
         assert!(n <= s.max_rows, "the batch has more rows than the scratch memory");
         self.embed(pass.rows.cpu, runs, s);
+        s.experts.tokens.clear();
+        s.experts.tokens.extend(runs.iter().flat_map(|run| run.tokens));
         if let Some(norm) = &self.weights.embedding_norm {
             pass.rows.norm_each(norm, &mut s.x[..n * d]);
         }

@@ -239,6 +239,12 @@ impl PendingTensor {
                 all[(done / matrix) as usize].pack_panel((done % matrix / panel) as usize, bytes);
             }
             TensorStorage::Vector { values, .. } => {
+                if self.dtype == Dtype::I32 {
+                    // integers up to 2^24, which are exact; the role checks that
+                    let integers = bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]) as f32);
+                    *values = integers.collect();
+                    return Ok(());
+                }
                 *values = vec![0.0; bytes.len() / self.dtype.block_bytes() as usize];
                 quant::widen(self.dtype, bytes, values)
                     .map_err(|e| tensor_error(&self.name, &format!("{e}"), "F32, F16 or BF16"))?;

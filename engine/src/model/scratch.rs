@@ -112,6 +112,8 @@ impl AttentionScratch {
 
 /// Buffers of expert routing.
 pub(super) struct ExpertsScratch {
+    /// The tokens of the batch.
+    pub(super) tokens: Vec<u32>,
     /// (rows, n_embd): the input of the layer, where something after attention reads it.
     pub(super) layer_input: Vec<f32>,
     /// (rows, n_embd): the input of the router, if it has a norm of its own.
@@ -331,7 +333,11 @@ impl Model {
     }
 
     fn selection_scratch(&self, n: usize, n_ctx: usize, budget: &mut Budget) -> SelectionScratch {
-        let (n, lists) = self.config.indexer.map_or((0, 1), |indexer| (n, indexer.lists()));
+        let (n, lists) = match (&self.config.indexer, &self.config.compressed) {
+            (Some(indexer), _) => (n, indexer.lists()),
+            (None, Some(_)) => (n, 1),
+            (None, None) => (0, 1),
+        };
         let [scores, blocks, words] = SelectionScratch::shapes(n, lists, n_ctx);
         let (scores, blocks, words) = (budget.zeros(&scores), budget.zeros(&blocks), budget.zeros(&words));
         SelectionScratch { lists, n_ctx, scores, blocks, words }
@@ -342,6 +348,7 @@ impl Model {
         let (experts, used, width) = self.config.experts.map_or((0, 0, 0), |e| (e.n, e.n_used, e.width));
         let (groups, used_groups) = self.config.experts.and_then(|e| e.groups).unwrap_or_default();
         ExpertsScratch {
+            tokens: budget.zeros(&[n]),
             layer_input: budget.zeros(&[if self.reads_layer_input() { n } else { 0 }, d]),
             router_input: budget.zeros(&[if self.has_router_norm() { n } else { 0 }, d]),
             latent: budget.zeros(&[if self.has_latent_experts() { n } else { 0 }, 2 * padded(width)]),
@@ -394,17 +401,21 @@ impl Model {
                 Mixer::Attention(a) => attention(a),
                 Mixer::Both(both) => attention(&both.0),
                 Mixer::Linear(linear) => step(forms([&linear.w].into_iter()), (0, d), 1),
-                Mixer::Latent(_) | Mixer::Recurrent(_) | Mixer::None => {}
+                Mixer::Latent(_) | Mixer::Compressed(_) | Mixer::Recurrent(_) | Mixer::None => {}
             }
-            if let Mixer::Latent(a) = &layer.mixer {
-                let (inputs, wide, words) = a.widths();
+            let widths = match &layer.mixer {
+                Mixer::Latent(a) => Some(a.widths()),
+                Mixer::Compressed(a) => Some(a.widths()),
+                _ => None,
+            };
+            if let Some((inputs, wide, words)) = widths {
                 step(forms(inputs.into_iter()), (wide, 0), 1);
                 latent_words = latent_words.max(words);
             }
             let recurrent = match &layer.mixer {
                 Mixer::Recurrent(r) => Some(r),
                 Mixer::Both(both) => Some(&both.1),
-                Mixer::Attention(_) | Mixer::Latent(_) | Mixer::Linear(_) | Mixer::None => None,
+                _ => None,
             };
             if let Some(recurrent) = recurrent {
                 let (inputs, wide, k) = recurrent.widths();

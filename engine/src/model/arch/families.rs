@@ -330,6 +330,23 @@ pub const ARCHS: &[Arch] = &[
         ..DEEPSEEK2
     },
     Arch {
+        name: "deepseek4",
+        rope: Some(RopeStyle::Interleaved),
+        gating: Gating::SqrtSoftplus,
+        swiglu: Swiglu::Limited(0.0),
+        limited_dense: true,
+        mtp: Mtp::Unsupported,
+        // for images
+        ignored: &["exp_probs_b_vl."],
+        required: &[
+            "expert_gating_func",
+            "swiglu_clamp_exp",
+            "hash_layer_count",
+            "hyper_connection.sinkhorn_iterations",
+        ],
+        ..BASE
+    },
+    Arch {
         name: "glm-dsa",
         indexer: Some(IndexerKind::Lightning(RopeStyle::Interleaved)),
         gating: Gating::Sigmoid,

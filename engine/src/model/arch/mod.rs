@@ -222,6 +222,8 @@ pub enum Gating {
     Softmax,
     /// The logistic function of each score.
     Sigmoid,
+    /// The square root of the softplus of each score (DeepSeek-V4).
+    SqrtSoftplus,
 }
 
 /// Which models of a family have ALiBi (Press et al. 2022) instead of RoPE.

@@ -67,7 +67,8 @@ impl HeadConfig {
 
     /// The heads in KV pages.
     pub fn kv_heads(&self) -> KvHeads {
-        KvHeads { n: self.n_head_kv, key_dim: self.key_dim, value_dim: self.value_dim, latent: self.latent.is_some() }
+        let latent = self.latent.is_some();
+        KvHeads { latent, ..KvHeads::separate(self.n_head_kv, self.key_dim, self.value_dim) }
     }
 }
 

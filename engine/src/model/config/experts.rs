@@ -92,8 +92,9 @@ pub(super) fn experts(
         Some(2) => (Gating::Sigmoid, false),
         // a softmax over the selected experts is a softmax over all, normalised
         Some(3) => (Gating::Softmax, true),
+        Some(4) => (Gating::SqrtSoftplus, false),
         Some(other) => {
-            let (found, known) = (format!("{other}"), ["softmax", "sigmoid"].into());
+            let (found, known) = (format!("{other}"), ["softmax", "sigmoid", "sqrtsoftplus"].into());
             return Err(LoadError::Unsupported { what: "expert gating function", found, known });
         }
     };

@@ -41,12 +41,16 @@ pub(super) fn layers(
         _ if keys.u32("attention.sliding_window")? == Some(0) => vec![false; n_layer],
         _ => pattern(keys, arch, n_layer)?,
     };
+    let n_by_token = keys.u32("hash_layer_count")?.unwrap_or(0) as usize;
     let n_dense = keys.u32("leading_dense_block_count")?.unwrap_or(0) as usize;
     let xielu = xielu(keys, n_layer)?;
     let rescale = keys.u32("rescale_every_n_layers")?.unwrap_or(0) as usize;
     let any_local = local.contains(&true);
     let [expert_limits, shared_limits] =
         [keys.per_layer_f32("swiglu_clamp_exp", n_layer)?, keys.per_layer_f32("swiglu_clamp_shexp", n_layer)?];
+    // without limits of their own, shared experts have those of the others
+    let has_own = !arch.limited_dense || keys.has("swiglu_clamp_shexp");
+    let shared_limits = if has_own { shared_limits } else { expert_limits.clone() };
     let heads = heads(keys, n_embd, kinds, &local)?;
     if let Some(h) = heads.iter().find(|h| arch.gated_queries && h.key_dim != h.value_dim) {
         return Err(keys.wrong(
@@ -106,6 +110,8 @@ pub(super) fn layers(
             xielu: xielu.as_ref().map(|all| all[i]),
             shared_limit: shared_limits[i],
             selection: Selection::All,
+            compressor: None,
+            routes_by_token: i < n_by_token,
             mixer: kinds[i].mixer,
             has_ffn: kinds[i].has_ffn,
             attn_scale: scale.unwrap_or_else(|| {
@@ -151,7 +157,7 @@ pub(super) fn place(
             (layers[i].kv_layer, layers[i].owns_kv) = (source.kv_layer, false);
         } else if mixer.has_attention() {
             layers[i].kv_layer = kv_layer;
-            kv_layer += 1;
+            kv_layer += layers[i].kv_layers();
             if let Selection::Own { kv_layer: index } = &mut layers[i].selection {
                 *index = kv_layer;
                 kv_layer += 1;

@@ -8,7 +8,6 @@ mod rope;
 
 use alloc::format;
 use alloc::vec::Vec;
-use core::iter;
 
 pub use attention::{HeadConfig, TemperatureConfig};
 use attention::{slopes, temperature};
@@ -21,13 +20,13 @@ use passes::passes;
 use super::arch::{ARCHS, Alibi, Arch, Mtp};
 pub use super::hyper::HyperConfig;
 use super::keys::Keys;
-pub use super::mixers::{IndexerConfig, MixerKind, RecurrentConfig, Selection};
+pub use super::mixers::{CompressedConfig, IndexerConfig, MixerKind, RecurrentConfig, Selection};
 use super::residual_attention::MAX_KEPT;
 use super::rotary::{RopeConfig, ScalingKind};
 use super::{mixers, mtp};
 use crate::error::LoadError;
 use crate::gguf::Gguf;
-use crate::kernels::attention::{AttentionWindow, KvHeads, KvLayout, KvType};
+use crate::kernels::attention::{AttentionWindow, Compressor, KvHeads, KvLayout, KvType};
 use crate::kernels::elementwise::Xielu;
 use crate::kernels::norm::NormKind;
 use crate::kernels::rope::RopeStyle;
@@ -105,6 +104,8 @@ pub struct Config {
     pub hyper: Option<HyperConfig>,
     /// Indexers of sparse attention, if the model has any.
     pub indexer: Option<IndexerConfig>,
+    /// Attention with compressed keys, if the model has it.
+    pub compressed: Option<CompressedConfig>,
     /// Recurrent layers, if the model has any.
     pub recurrent: Option<RecurrentConfig>,
     /// Per-layer parameters.
@@ -126,6 +127,10 @@ pub struct LayerConfig {
     pub rope: Option<usize>,
     /// The positions that attention reads.
     pub selection: Selection,
+    /// The blocks of positions that have a compressed key.
+    pub compressor: Option<Compressor>,
+    /// Whether the token, instead of the router, selects the experts.
+    pub routes_by_token: bool,
     /// What mixes the tokens of a sequence.
     pub mixer: MixerKind,
     /// Heads of attention; zero in layers without.
@@ -156,6 +161,14 @@ pub struct LayerConfig {
     pub output_scale: f32,
     /// The activation, where it is xIELU.
     pub xielu: Option<Xielu>,
+}
+
+impl LayerConfig {
+    /// Number of layers of KV pages that attention writes, beside the keys of an indexer.
+    pub(in crate::model) fn kv_layers(&self) -> usize {
+        // compressed keys and what they are made of, and the same of the indexer that selects overlapping blocks
+        1 + self.compressor.map_or(0, |blocks| if blocks.overlaps { 4 } else { 2 })
+    }
 }
 
 impl Config {
@@ -201,7 +214,7 @@ impl Config {
         let [embedding_scale, residual_scale, logit_scale] = factors.unwrap_or([embedding_scale, 1.0, 1.0]);
         let logit_scale = keys.optional("logit_scale")?.unwrap_or(logit_scale);
         let causal = keys.bool("attention.causal")?.unwrap_or(!arch.bidirectional);
-        let (ropes, mut layers) = layers(&keys, &Arch { rope, ..*arch }, &kinds, n_embd, n_ctx_train, causal)?;
+        let (mut ropes, mut layers) = layers(&keys, &Arch { rope, ..*arch }, &kinds, n_embd, n_ctx_train, causal)?;
         let next_layer = layers.get(n_layer).copied();
         layers.truncate(n_layer);
         let mut layers = passes(&keys, layers)?;
@@ -212,6 +225,7 @@ impl Config {
         let alibi = if alibi { Some(slopes(keys.positive("attention.max_alibi_bias", 8.0)?, n_head)) } else { None };
         let widths = keys.per_layer_u32("feed_forward_length", n_blocks)?.unwrap_or_default();
         let experts = experts(&keys, arch, n_embd, widths.into_iter().max().unwrap_or(0) as usize)?;
+        let compressed = mixers::compressed::read(&keys, arch, n_ctx_train, &mut layers, &mut ropes)?;
         let original_context = ropes.iter().find_map(|r| r.scaling).map_or(n_ctx_train, |s| s.original_context);
         let recurrent = mixers::read(&keys, arch, n_embd, &kinds, shards)?;
         let rotated = ropes.iter().map(|rope| rope.n_rot).max().unwrap_or(0);
@@ -257,6 +271,7 @@ impl Config {
             residual_block: residual_block(&keys, n_layer)?,
             hyper: HyperConfig::read(&keys)?,
             indexer,
+            compressed,
             recurrent,
             layers,
             n_nextn,
@@ -335,11 +350,15 @@ impl Config {
     /// The layout of the model's KV pages.
     pub fn kv_layout(&self, kv_type: KvType) -> KvLayout {
         let owners = self.layers.iter().filter(|l| l.mixer.has_attention() && l.owns_kv);
+        let own = |l: &LayerConfig| match (&self.compressed, l.mixer) {
+            (Some(c), MixerKind::Compressed) => mixers::compressed::kv_layers(c, l).collect(),
+            _ => [l.heads.kv_heads()].to_vec(),
+        };
         let index = |l: &LayerConfig| match (self.indexer, l.selection) {
             (Some(indexer), Selection::Own { .. }) => Some(KvHeads::separate(1, indexer.key_dim, 0)),
             _ => None,
         };
-        KvLayout::new(kv_type, owners.flat_map(|l| iter::once(l.heads.kv_heads()).chain(index(l))))
+        KvLayout::new(kv_type, owners.flat_map(|l| own(l).into_iter().chain(index(l))))
     }
 
     /// The layout of pages for batches of whole texts whose keys and values no later batch reads: all layers have the
@@ -347,7 +366,9 @@ impl Config {
     pub fn batch_kv_layout(&self, kv_type: KvType) -> KvLayout {
         let is_shared = |kv_layer: usize| {
             let index = Selection::Own { kv_layer };
-            self.layers.iter().any(|l| !l.owns_kv && l.kv_layer == kv_layer || l.selection == index)
+            // a layer with compressed keys reads several
+            self.compressed.is_some()
+                || self.layers.iter().any(|l| !l.owns_kv && l.kv_layer == kv_layer || l.selection == index)
         };
         self.kv_layout(kv_type).in_turn(is_shared)
     }
@@ -364,7 +385,7 @@ impl Config {
 
     /// The longest attention window in tokens, if every layer has one: keys before it are never read again.
     pub fn window(&self) -> Option<usize> {
-        if self.recurrent.is_some() {
+        if self.recurrent.is_some() || self.compressed.is_some() {
             return None;
         }
         let before = self.layers.iter().map(|l| l.window.left).max()?;

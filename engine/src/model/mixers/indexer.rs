@@ -129,7 +129,7 @@ pub(in super::super) fn read(
     let eps =
         if arch.indexer_rotates_end { "attention.layer_norm_rms_epsilon" } else { "attention.layer_norm_epsilon" };
     let norm_eps = keys.positive(eps, KEY_NORM_EPS)?;
-    Ok(Some(IndexerConfig { kind, n_head, key_dim, rule: SelectionRule { top_k, block, local }, norm_eps }))
+    Ok(Some(IndexerConfig { kind, n_head, key_dim, rule: SelectionRule { top_k, block, local, every: 1 }, norm_eps }))
 }
 
 /// The indexer of a layer that has one, and whether all its heads select together.

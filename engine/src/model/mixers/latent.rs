@@ -401,7 +401,7 @@ impl ForwardPass<'_, '_> {
 
 /// `out[h] = w[h] x[h]` for each head; heads of `x` and `out` are `width` floats apart, which is at least the rows of a
 /// matrix in whole panels.
-fn per_head(
+pub(super) fn per_head(
     pass: &ForwardPass<'_, '_>,
     w: &[Matrix],
     (x, stride, head): (&[f32], usize, usize),

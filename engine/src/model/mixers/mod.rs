@@ -1,6 +1,7 @@
 //! What mixes the tokens of a sequence in a layer: attention, a recurrent mixer, both, or nothing. The tensors of a file
 //! tell which, or its numbers of heads.
 
+pub(super) mod compressed;
 mod delta_net;
 pub(super) mod indexer;
 mod kda;
@@ -17,6 +18,7 @@ use alloc::boxed::Box;
 use alloc::format;
 use alloc::vec::Vec;
 
+pub use compressed::{CompressedConfig, CompressedWeights};
 pub use delta_net::{DeltaNet, DeltaNetConfig};
 pub use indexer::{IndexerConfig, IndexerWeights, Selection};
 pub use kda::{Kda, KdaConfig};
@@ -47,6 +49,8 @@ pub enum MixerKind {
     Attention,
     /// Multi-head latent attention: all heads share keys, which are values too.
     Latent,
+    /// Attention over the keys in a window and compressed keys, which are values too (DeepSeek-V4).
+    Compressed,
     /// A recurrent mixer, of the kind of [`RecurrentConfig`].
     Recurrent,
     /// Attention and a recurrent mixer on the same input; their outputs are added.
@@ -60,7 +64,7 @@ pub enum MixerKind {
 impl MixerKind {
     /// Whether the layer has keys and values.
     pub const fn has_attention(self) -> bool {
-        matches!(self, MixerKind::Attention | MixerKind::Latent | MixerKind::Both)
+        matches!(self, MixerKind::Attention | MixerKind::Latent | MixerKind::Compressed | MixerKind::Both)
     }
 
     /// Whether the layer has a recurrent state.
@@ -238,6 +242,7 @@ pub(super) fn layer_kinds(
             (Some(_), _) => MixerKind::Recurrent,
             (None, true) if is_zero(&kv_heads, i) => MixerKind::Linear,
             (None, true) if has(i, "attn_kv_a_mqa.weight") => MixerKind::Latent,
+            (None, true) if has(i, "attn_kv.weight") => MixerKind::Compressed,
             (None, true) => MixerKind::Attention,
             (None, false) => MixerKind::None,
         };

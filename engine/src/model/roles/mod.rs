@@ -11,7 +11,7 @@ use core::ops::Deref;
 use self::tables::{LAYER_TENSORS, MODEL_TENSORS};
 use super::config::{Config, LayerConfig, MixerKind, RecurrentConfig};
 use super::hyper;
-use super::mixers::{Selection, indexer, latent};
+use super::mixers::{Selection, compressed, indexer, latent};
 use crate::error::LoadError;
 use crate::gguf::TensorInfo;
 use crate::kernels::WeightArena;
@@ -36,6 +36,8 @@ pub(super) enum Role {
     HeadNorm { n_head: usize, head_dim: usize },
     /// Values in rows of this width; dimensions of 1 may be between.
     Values { width: usize, rows: usize },
+    /// Rows of integers, I32.
+    Integers { width: usize, rows: usize },
 }
 
 /// Memory of a tensor.
@@ -67,7 +69,9 @@ impl Role {
             Role::Matrices { n, rows, k } => t.dims == [k as u64, rows as u64, n as u64, 1],
             Role::Stacked { n, rows, k } => t.dims == [k as u64, (rows * n) as u64, 1, 1],
             Role::Vector(n) => t.dims == [n as u64, 1, 1, 1],
-            Role::Rows { n, width } => t.dims == [width as u64, n as u64, 1, 1],
+            Role::Rows { n: rows, width } | Role::Integers { width, rows } => {
+                t.dims == [width as u64, rows as u64, 1, 1]
+            }
             Role::HeadNorm { n_head, head_dim } => {
                 let (d, n) = (head_dim as u64, n_head as u64);
                 [[d, 1, 1, 1], [d, n, 1, 1], [d * n, 1, 1, 1], [1, n, 1, 1]].contains(&t.dims)
@@ -86,7 +90,7 @@ impl Role {
                 Role::Vector(n) => format!("shape [{n}]"),
                 Role::Rows { n, width } => format!("shape [{width}, {n}]"),
                 Role::HeadNorm { n_head, head_dim: d } => format!("shape [{d}], [{d}, {n_head}] or [{}]", d * n_head),
-                Role::Values { width, rows } => format!("shape [{width}, {rows}]"),
+                Role::Values { width, rows } | Role::Integers { width, rows } => format!("shape [{width}, {rows}]"),
             };
             return Err(tensor_error(t.name, &format!("shape {:?}", &t.dims[..t.n_dims as usize]), &expected));
         }
@@ -102,8 +106,12 @@ impl Role {
             let matrices = (0..n).map(|_| Matrix::zeroed_in(arena, t.dtype, rows, k)).collect::<Result<_, _>>();
             return Ok(TensorStorage::Matrices(matrices.map_err(out_of_memory)?));
         }
-        if !matches!(t.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
-            return Err(tensor_error(t.name, t.dtype.name(), "F32, F16 or BF16"));
+        let (fits, expected) = match self {
+            Role::Integers { .. } => (t.dtype == Dtype::I32, "I32"),
+            _ => (matches!(t.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16), "F32, F16 or BF16"),
+        };
+        if !fits {
+            return Err(tensor_error(t.name, t.dtype.name(), expected));
         }
         let mut values = Vec::new();
         values.try_reserve_exact(t.n_elements() as usize).map_err(out_of_memory)?;
@@ -172,6 +180,7 @@ pub(super) enum Part {
     LatentQuery,
     LatentHeads,
     Indexer,
+    Compressed,
     Recurrent,
     FeedForward,
     ExpertInput,
@@ -223,7 +232,11 @@ fn layer_tables(c: &Config, layer: usize) -> Option<[&'static [TensorRow]; 5]> {
     }
     let mixer = c.block(layer).mixer;
     let recurrent = c.recurrent.as_ref().filter(|_| mixer.is_recurrent());
-    let latent = if mixer == MixerKind::Latent { latent::TENSORS } else { &[] };
+    let latent = match mixer {
+        MixerKind::Latent => latent::TENSORS,
+        MixerKind::Compressed => compressed::TENSORS,
+        _ => &[],
+    };
     let indexer = if c.indexer.is_some() { indexer::TENSORS } else { &[] };
     let hyper = if c.hyper.is_some() { hyper::TENSORS } else { &[] };
     Some([recurrent.map_or(&[], RecurrentConfig::tensors), latent, indexer, hyper, LAYER_TENSORS])
@@ -348,15 +361,16 @@ pub(super) fn missing(c: &Config, has_tensor: impl Fn(&str) -> bool) -> Option<S
         if let Some(row) = each.filter(is_each).find(|row| !exists(row.name)) {
             return Some(name(row.name));
         }
-        let latent = kind.mixer == MixerKind::Latent;
+        let (latent, compressed) = (kind.mixer == MixerKind::Latent, kind.mixer == MixerKind::Compressed);
         let parts = [
             (norm, kind.mixer != MixerKind::None || !exists("ffn_norm.weight")),
-            (Part::Qkv, attention && !latent),
+            (Part::Qkv, attention && !latent && !compressed),
             (Part::LatentInput, latent),
             (Part::LatentQuery, latent),
             (Part::LatentHeads, latent),
             (Part::Indexer, matches!(kind.selection, Selection::Own { .. })),
-            (Part::AttnOutput, attention || kind.mixer == MixerKind::Linear),
+            (Part::Compressed, compressed),
+            (Part::AttnOutput, attention && !compressed || kind.mixer == MixerKind::Linear),
             (Part::Recurrent, recurrent),
             (Part::FeedForward, kind.has_ffn),
             (Part::ExpertInput, kind.has_ffn && exists("ffn_gate_inp.weight")),

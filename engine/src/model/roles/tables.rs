@@ -229,7 +229,15 @@ pub(super) const LAYER_TENSORS: &[TensorRow] = &[
         let heads = &c.layer.heads;
         matrix(if dims[1] == heads.n_head as u64 { heads.n_head } else { heads.out_width() }, c.n_embd)
     }),
-    TensorRow::new("exp_probs_b.bias", |c, _| vector(c.experts.as_ref()?.n)),
+    TensorRow::new("exp_probs_b.bias", |c, _| match c.layer.routes_by_token {
+        false => vector(c.experts.as_ref()?.n),
+        true => None,
+    }),
+    TensorRow::new("ffn_gate_tid2eid.weight", |c, _| match c.layer.routes_by_token {
+        true => Some(Role::Integers { width: c.experts.as_ref()?.n_used, rows: c.n_vocab }),
+        false => None,
+    })
+    .need(Need::EachLayer),
     TensorRow::new("ffn_gate_inp.bias", |c, _| vector(c.experts.as_ref()?.n)),
     TensorRow::new("ffn_gate_exps.bias", |c, _| expert_biases(c, |e| e.n_ff)),
     TensorRow::new("ffn_up_exps.bias", |c, _| expert_biases(c, |e| e.n_ff)),

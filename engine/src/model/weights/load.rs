@@ -18,7 +18,7 @@ use crate::model::classifier::Classifier;
 use crate::model::config::{Config, MixerKind};
 use crate::model::hyper::HyperWeights;
 use crate::model::loader::LoadedTensors;
-use crate::model::mixers::{IndexerWeights, LatentWeights};
+use crate::model::mixers::{CompressedWeights, IndexerWeights, LatentWeights};
 use crate::model::projection;
 use crate::model::roles::tensor_error;
 
@@ -62,7 +62,10 @@ impl Weights {
             positions: if c.learned_positions { Some(tensors.matrix("position_embd.weight")?) } else { None },
             layers,
             final_norm: norm(tensors, "output_norm")?.or(plain(c.arch.plain_norms, c.n_embd)),
-            hyper_output: HyperWeights::load(tensors, "output_hc")?,
+            hyper_output: match HyperWeights::load(tensors, "output_hc")? {
+                None if c.compressed.is_some() => return Err(missing("output_hc_fn.weight")),
+                weights => weights,
+            },
             residual_score: tensors.optional("output_res_score.weight"),
             output_bias: tensors.optional("output.bias"),
             output: match tensors.has("output.weight") {
@@ -259,6 +262,9 @@ fn mixer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Mixer, Loa
     if let Some(sizes) = c.block(i).heads.latent {
         return Ok(Mixer::Latent(Box::new(LatentWeights::load(c.block(i), sizes, tensors, i)?)));
     }
+    if kind == MixerKind::Compressed {
+        return Ok(Mixer::Compressed(Box::new(CompressedWeights::load(c.block(i), tensors, i)?)));
+    }
     let attention = if kind.has_attention() { Some(attention(tensors, c, i)?) } else { None };
     if kind == MixerKind::Linear {
         return Ok(Mixer::Linear(Box::new(linear(tensors, &format!("blk.{i}.attn_output"))?)));
@@ -392,6 +398,14 @@ fn dense(
     Ok(Dense { up, sub_norm, down: linear(tensors, &name(&format!("ffn_down{suffix}")))? })
 }
 
+/// Numbers of experts, all below `n`.
+fn expert_ids(name: &str, ids: &[f32], n: usize) -> Result<Vec<u32>, LoadError> {
+    match ids.iter().find(|id| !(0.0..n as f32).contains(*id)) {
+        Some(id) => Err(tensor_error(name, &format!("expert {id}"), &format!("0 to {}", n - 1))),
+        None => Ok(ids.iter().map(|id| *id as u32).collect()),
+    }
+}
+
 fn experts(
     tensors: &mut LoadedTensors,
     c: &Config,
@@ -447,6 +461,10 @@ fn experts(
         weight.iter_mut().for_each(|w| *w *= factor);
         Norm { weight, bias: None, eps: None, width: c.n_embd }
     });
+    let by_token = match tensors.optional(&name("ffn_gate_tid2eid.weight")) {
+        Some(ids) => Some(expert_ids(&name("ffn_gate_tid2eid.weight"), &ids, n)?),
+        None => None,
+    };
     let selection_bias = tensors.optional(&name("exp_probs_b.bias"));
     let width = c.experts.map_or(c.n_embd, |e| e.width);
     let latent = if width != c.n_embd || tensors.has(&name("ffn_latent_down.weight")) {
@@ -455,6 +473,7 @@ fn experts(
         None
     };
     Ok(Experts {
+        by_token,
         router: linear(tensors, &name("ffn_gate_inp"))?,
         selection_bias,
         matrices: ExpertMatrices { gate, up, down, biases },

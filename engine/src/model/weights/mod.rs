@@ -12,7 +12,7 @@ pub(super) use load::{linear, missing, norm, required_norm, transposed};
 use super::classifier::Classifier;
 use super::config::Config;
 use super::hyper::HyperWeights;
-pub use super::mixers::{ChannelMix, IndexerWeights, LatentWeights, Recurrent};
+pub use super::mixers::{ChannelMix, CompressedWeights, IndexerWeights, LatentWeights, Recurrent};
 pub use super::mtp::MtpInput;
 use crate::kernels::panel::{Matrix, PANEL};
 
@@ -62,6 +62,8 @@ pub struct Dense {
 pub struct Experts {
     /// (n_expert, n_embd)
     pub router: Linear,
+    /// The experts of each token (n_vocab, n_used), where the router does not select them.
+    pub by_token: Option<Vec<u32>>,
     /// Added to the scores by which experts are selected (n_expert).
     pub selection_bias: Option<Vec<f32>>,
     /// The experts.
@@ -219,6 +221,8 @@ pub enum Mixer {
     Attention(Box<AttentionWeights>),
     /// Multi-head latent attention.
     Latent(Box<LatentWeights>),
+    /// Attention with compressed keys.
+    Compressed(Box<CompressedWeights>),
     /// A recurrent mixer.
     Recurrent(Recurrent),
     /// A matrix (n_embd, n_embd) instead of attention.
@@ -391,6 +395,7 @@ impl Layer {
         let mut all: Vec<&Matrix> = match &self.mixer {
             Mixer::Attention(a) => a.matrices(),
             Mixer::Latent(a) => a.matrices(),
+            Mixer::Compressed(a) => a.matrices(),
             Mixer::Recurrent(r) => r.matrices(),
             Mixer::Both(both) => both.0.matrices().into_iter().chain(both.1.matrices()).collect(),
             Mixer::Linear(linear) => vec![&linear.w],

@@ -66,23 +66,30 @@ pub struct KvHeads {
     /// Whether the first elements of a key are its value, which is not stored again (multi-head latent attention).
     /// `value_dim` is then a multiple of 16.
     pub latent: bool,
+    /// Whether keys are stored as f32 whatever the storage type is, so that what is read is what was written.
+    pub exact: bool,
 }
 
 impl KvHeads {
     /// Heads whose keys and values are stored separately.
     pub const fn separate(n: usize, key_dim: usize, value_dim: usize) -> KvHeads {
-        KvHeads { n, key_dim, value_dim, latent: false }
+        KvHeads { n, key_dim, value_dim, latent: false, exact: false }
     }
 
     /// One head whose value is the beginning of its key.
     pub const fn latent(key_dim: usize, value_dim: usize) -> KvHeads {
-        KvHeads { n: 1, key_dim, value_dim, latent: true }
+        KvHeads { n: 1, key_dim, value_dim, latent: true, exact: false }
+    }
+
+    /// Keys alone, stored as f32.
+    pub const fn exact(n: usize, key_dim: usize) -> KvHeads {
+        KvHeads { n, key_dim, value_dim: 0, latent: false, exact: true }
     }
 
     /// The parts of a key that have a scale each in int8: the whole key; or its value, and the rest.
     pub(super) fn scaled_parts(&self) -> ([Range<usize>; 2], usize) {
-        let (middle, n) = if self.latent { (self.value_dim, 2) } else { (self.key_dim, 1) };
-        ([0..middle, middle..self.key_dim], n)
+        let middle = if self.latent { self.value_dim } else { self.key_dim };
+        ([0..middle, middle..self.key_dim], if middle < self.key_dim { 2 } else { 1 })
     }
 
     /// Whether the kernels have memory for heads of these dimensions.
@@ -100,7 +107,7 @@ impl KvHeads {
 /// Keys and values of a layer in a page: the keys of all heads, then the values. Keys of a head as `[key_dim][16 tokens]`
 /// (int8: `[key_dim/4][16][4]` offset binary, then 16 f32 scales), values of a head as `[value_dim/16][16 tokens][16]` (int8: then
 /// 16 f32 scales).
-/// Latent keys are their values too; in int8 they have 16 scales of the values, then 16 of the rest.
+/// Latent keys are their values too; in int8 they have 16 scales of the values, then 16 of the rest if there is one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvLayer {
     /// The heads.
@@ -144,6 +151,16 @@ impl KvLayer {
         }
     }
 
+    /// The keys of a head in a page of the memory, from token `token` of the page on: element d of its key is the f32 at
+    /// byte `d * 4 * PAGE`. Only of [exact](KvHeads::exact) keys.
+    ///
+    /// # Panics
+    /// If the page is not committed, or keys have another type.
+    pub(super) fn exact_key<'m>(&self, memory: &'m KvMemory, head: usize, slot: Slot) -> &'m [u8] {
+        assert!(self.kv_type == KvType::F32 && head < self.heads.n);
+        &memory.page(slot.page)[self.key_at(head)..][..self.key_bytes()][slot.token as usize * 4..]
+    }
+
     /// Bytes of the layer in a page.
     fn len_bytes(&self) -> usize {
         self.heads.n.saturating_mul(self.key_bytes() + self.value_bytes())
@@ -170,7 +187,8 @@ impl KvLayout {
     /// The layout for layers with these heads.
     pub fn new(kv_type: KvType, heads: impl IntoIterator<Item = KvHeads>) -> KvLayout {
         let mut len_bytes = 0usize;
-        let place = |heads| {
+        let place = |heads: KvHeads| {
+            let kv_type = if heads.exact { KvType::F32 } else { kv_type };
             let layer = KvLayer { heads, kv_type, start: len_bytes };
             len_bytes = len_bytes.saturating_add(layer.len_bytes());
             layer
@@ -220,7 +238,7 @@ impl KvLayout {
         self.layers.iter().flat_map(|layer| (0..layer.heads.n).map(move |head| (layer, head))).all(|(layer, head)| {
             let keys = &page[layer.key_at(head)..][..layer.key_bytes()];
             let values = &page[layer.value_at(head)..][..layer.value_bytes()];
-            match self.kv_type {
+            match layer.kv_type {
                 KvType::F32 => f32s(keys) && f32s(values),
                 KvType::F16 => f16s(keys) && f16s(values),
                 KvType::K8 => f32s(&keys[keys.len() - layer.scales_bytes()..]) && f16s(values),

@@ -20,7 +20,9 @@
 //! position are left out, which changes no bit: their weights would be 0.
 
 mod block;
+mod compress;
 mod int8_values;
+mod joint;
 mod kv;
 mod lanes;
 mod latent;
@@ -36,6 +38,8 @@ use core::ops::Range;
 use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
 use block::{AttentionBlock, BlockOutput, ScoresOp, run_chunk_op};
+pub use compress::Compressor;
+pub use joint::attend_jointly;
 pub use kv::{KvHeads, KvLayer, KvLayout, KvRows, KvType, MAX_HEAD_DIM, MAX_LATENT_DIM, PAGE, Slot, write_kv};
 pub use memory::KvMemory;
 pub use select::{Indexer, Selected, SelectionRule, SelectionScratch};
@@ -262,6 +266,8 @@ pub struct AttendScratch {
     /// (columns, value_dims): weighted values of the current chunk, and of all chunks so far.
     part: Vec<f32>,
     total: Vec<f32>,
+    /// (sources, columns, part_len): partial results of attention over several layers.
+    joint: Vec<f32>,
     /// Keys or values of some tokens, converted to f32 for a block of many columns.
     wide: Vec<f32>,
 }
@@ -280,6 +286,7 @@ impl AttendScratch {
             scores: vec![[0.0; CHUNK]; MAX_COLUMNS],
             part: rows(),
             total: rows(),
+            joint: Vec::new(),
             wide: vec![0.0; WIDE * dims],
         }
     }

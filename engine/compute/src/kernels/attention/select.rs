@@ -32,6 +32,24 @@ pub struct SelectionRule {
     pub block: usize,
     /// The last blocks up to the token's own that are selected whatever their scores.
     pub local: usize,
+    /// Only every so manieth position can be selected, 1 for all: those where compressed keys stand, the last ones of
+    /// blocks of this length. `block` is then 1, and `local` 0.
+    pub every: usize,
+}
+
+impl SelectionRule {
+    /// Number of blocks that a token at position `n - 1` selects from.
+    fn candidates(self, n: usize) -> usize {
+        if self.every > 1 { n / self.every } else { n.div_ceil(self.block) }
+    }
+
+    /// The positions of block `j` below `n`.
+    fn positions(self, j: usize, n: usize) -> Range<usize> {
+        match self.every {
+            1 => j * self.block..((j + 1) * self.block).min(n),
+            every => (j + 1) * every - 1..(j + 1) * every,
+        }
+    }
 }
 
 /// Selected positions of the rows of a batch: a bit per position, a word per page.
@@ -97,13 +115,13 @@ impl Indexer<'_> {
     pub fn run(&self, cpu: Cpu, pool: &dyn Pool, threads: &mut [AttendScratch], s: &mut SelectionScratch) {
         let (lists, n_pages) = (s.lists, s.n_ctx.div_ceil(PAGE));
         assert!(lists == if self.weights.is_some() { 1 } else { self.attention.n_head });
-        assert!(self.rule.top_k > 0 && self.rule.block > 0);
+        assert!(self.rule.top_k > 0 && self.rule.block > 0 && self.rule.every > 0);
         let stride = 2 * s.n_ctx.next_multiple_of(CHUNK);
         for span in self.attention.spans {
             for first in (0..span.n).step_by(ROWS) {
                 let rows = first..span.n.min(first + ROWS);
                 let (start, n) = (span.pos + first, rows.len() * lists);
-                if (span.pos + rows.end).div_ceil(self.rule.block) > self.rule.top_k {
+                if self.rule.candidates(span.pos + rows.end) > self.rule.top_k {
                     self.score((cpu, pool), span, rows, threads, &mut s.scores);
                 }
                 let scores = &s.scores;
@@ -196,11 +214,15 @@ impl<'a> ChunkOp<'a> for IndexOp<'a> {
 /// Selects among the positions `0..=pos` by their scores.
 fn choose(rule: SelectionRule, pos: usize, score: impl Fn(usize) -> f32, memory: &mut [u32], words: &mut [u16]) {
     let words = &mut words[..pos / PAGE + 1];
-    let n = pos / rule.block + 1;
+    let n = rule.candidates(pos + 1);
+    let positions = |j: usize| rule.positions(j, pos + 1);
     if n <= rule.top_k {
-        return words.fill(u16::MAX);
+        if rule.every == 1 {
+            return words.fill(u16::MAX);
+        }
+        words.fill(0);
+        return (0..n).flat_map(positions).for_each(|t| words[t / PAGE] |= 1 << (t % PAGE));
     }
-    let positions = |j: usize| j * rule.block..((j + 1) * rule.block).min(pos + 1);
     let (blocks, heap) = memory.split_at_mut(memory.len() / 2);
     let (blocks, heap) = (&mut blocks[..n], &mut heap[..rule.top_k]);
     for (j, best) in blocks.iter_mut().enumerate() {

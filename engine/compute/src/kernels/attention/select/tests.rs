@@ -193,7 +193,7 @@ proptest! {
             n_head,
             kv_heads,
             together,
-            rule: SelectionRule { top_k: top_k.max(local), block, local },
+            rule: SelectionRule { top_k: top_k.max(local), block, local, every: 1 },
             all,
             tokens,
             index_keys: numbers(all * KEY),
