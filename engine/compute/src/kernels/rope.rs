@@ -64,6 +64,9 @@ impl Rope<'_> {
     #[inline(always)]
     fn rotate(self) {
         let half = self.cos.len();
+        if half == 0 {
+            return;
+        }
         for head in self.heads.chunks_exact_mut(self.head_dim) {
             let (turn, _) = head.split_at_mut(2 * half);
             match self.style {

@@ -131,13 +131,14 @@ pub(super) fn layers(
     Ok((ropes, layers))
 }
 
-/// Gives each layer its keys and values in KV pages and the place of its recurrent state. The last layers may read keys
-/// and values of the last layer before them that has the same kind of window.
+/// Gives each layer its keys and values in KV pages, of which an indexer has `index_layers`, and the place of its recurrent
+/// state. The last layers may read keys and values of the last layer before them that has the same kind of window.
 pub(super) fn place(
     keys: &Keys<'_, '_>,
     arch: &Arch,
     layers: &mut [LayerConfig],
     recurrent: Option<&RecurrentConfig>,
+    index_layers: usize,
 ) -> Result<(), LoadError> {
     let n = layers.len();
     let name = "attention.shared_kv_layers";
@@ -160,7 +161,7 @@ pub(super) fn place(
             kv_layer += layers[i].kv_layers();
             if let Selection::Own { kv_layer: index } = &mut layers[i].selection {
                 *index = kv_layer;
-                kv_layer += 1;
+                kv_layer += index_layers;
             }
         }
         layers[i].state_at = state_at;
