@@ -172,6 +172,26 @@ fn equal_scores_are_kept_as_in_gcc() {
     }
 }
 
+/// The best of the last positions of blocks, all that there are if none is left out, or none.
+#[test]
+fn only_ends_of_blocks_are_selected() {
+    for (every, top_k) in [(4, 3), (4, usize::MAX), (24, 2), (128, usize::MAX), (128, 1)] {
+        for pos in 0..400 {
+            let rule = SelectionRule { top_k, block: 1, local: 0, every };
+            let score = |t: usize| ((t * 131) % 401) as f32;
+            let (mut memory, mut words) = (vec![0; 1024], vec![u16::MAX; 400usize.div_ceil(PAGE)]);
+            choose(rule, pos, score, &mut memory, &mut words);
+            let selected = |t: &usize| words[t / PAGE] >> (t % PAGE) & 1 != 0;
+            let got: Vec<usize> = (0..(pos / PAGE + 1) * PAGE).filter(selected).collect();
+            let mut want: Vec<usize> = (0..=pos).filter(|t| (t + 1).is_multiple_of(every)).collect();
+            want.sort_by(|a, b| score(*b).total_cmp(&score(*a)));
+            want.truncate(top_k);
+            want.sort();
+            assert_eq!(got, want, "{top_k} of the ends of blocks of {every} up to {pos}");
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
