@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use super::block::{AttentionBlock, BlockOutput};
 use super::softmax_state::{PartRows, combine};
-use super::{AttendScratch, Attention, MAX_COLUMNS};
+use super::{AttendScratch, Attention, FEW_ROWS, MAX_COLUMNS};
 use crate::kernels::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
 
@@ -27,11 +27,17 @@ pub fn attend_jointly(
     let (kv, d, len) = (&of.kv, of.kv.heads.value_dim, of.kv.part_len());
     let (width, group) = (of.n_head * d, of.n_head / kv.heads.n);
     let block = (MAX_COLUMNS / group).max(1);
-    let mut all_tasks = Vec::new();
+    // a few rows keep all threads busy with some heads each
+    let is_few = of.spans.iter().map(|span| span.n).sum::<usize>() <= FEW_ROWS;
+    let columns = if is_few { group.div_ceil(pool.threads()).clamp(1, MAX_COLUMNS) } else { MAX_COLUMNS };
+    let (mut all_tasks, mut end) = (Vec::new(), 0);
     for (i, span) in of.spans.iter().enumerate() {
-        assert!((span.row + span.n) * width <= out.len());
+        assert!(span.row >= end && (span.row + span.n) * width <= out.len());
+        end = span.row + span.n;
         for head in 0..kv.heads.n {
-            for heads in of.query_heads(head) {
+            let last = (head + 1) * group;
+            for first in (head * group..last).step_by(columns) {
+                let heads = first..last.min(first + columns);
                 let tokens = (0..span.n).step_by(block);
                 all_tasks.extend(tokens.map(|token| (i, head, heads.clone(), token..span.n.min(token + block))));
             }
