@@ -56,7 +56,30 @@ fn with_experts_by_token(n: usize) -> Recipe {
     recipe
 }
 
-/// Two groups whose projections have no whole panels, and heads whose size is no multiple of 16 in a second file.
+/// End of a tensor's name, its shape, and the shape that takes its place.
+type Shapes = (&'static str, &'static [u64], &'static [u64]);
+
+/// The shapes with heads of 40 elements and an indexer of 36 instead of 64.
+const HEADS_OF_40: [Shapes; 16] = [
+    ("attn_q_b.weight", &[64, 512], &[64, 320]),
+    ("attn_kv.weight", &[256, 64], &[256, 40]),
+    ("attn_kv_a_norm.weight", &[64], &[40]),
+    ("attn_output_a.weight", &[128, 32, 4], &[80, 32, 4]),
+    ("attn_compressor_kv.weight", &[256, 64], &[256, 40]),
+    ("attn_compressor_kv.weight", &[256, 128], &[256, 80]),
+    ("attn_compressor_gate.weight", &[256, 64], &[256, 40]),
+    ("attn_compressor_gate.weight", &[256, 128], &[256, 80]),
+    ("attn_compressor_ape.weight", &[64, 128], &[40, 128]),
+    ("attn_compressor_ape.weight", &[128, 4], &[80, 4]),
+    ("attn_compressor_norm.weight", &[64], &[40]),
+    ("indexer.attn_q_b.weight", &[64, 256], &[64, 144]),
+    ("indexer_compressor_norm.weight", &[64], &[36]),
+    ("indexer_compressor_ape.weight", &[128, 4], &[72, 4]),
+    ("indexer_compressor_kv.weight", &[256, 128], &[256, 72]),
+    ("indexer_compressor_gate.weight", &[256, 128], &[256, 72]),
+];
+
+/// Groups whose projections are no whole panels, in one matrix; heads whose size is no multiple of 16, with YaRN.
 fn other_sizes() -> Vec<Recipe> {
     let mut ranks = recipe(NAME);
     set(&mut ranks, &[("attention.output_lora_rank", 24.into())]);
@@ -81,24 +104,9 @@ fn other_sizes() -> Vec<Recipe> {
         ],
     );
     for t in &mut heads.tensors {
-        let part = t.name.rsplit_once("blk.").map_or("", |(_, part)| part.split_once('.').map_or("", |(_, part)| part));
-        for (dim, (old, new)) in t.shape.iter_mut().zip(match part {
-            "attn_q_b.weight" => [(64, 64), (512, 320)],
-            "attn_kv.weight" => [(256, 256), (64, 40)],
-            "attn_output_a.weight" => [(128, 80), (32, 32)],
-            "attn_kv_a_norm.weight" | "attn_compressor_norm.weight" => [(64, 40), (0, 0)],
-            "attn_compressor_kv.weight" | "attn_compressor_gate.weight" if t.shape[1] == 64 => [(256, 256), (64, 40)],
-            "attn_compressor_kv.weight" | "attn_compressor_gate.weight" => [(256, 256), (128, 80)],
-            "attn_compressor_ape.weight" if t.shape[1] == 128 => [(64, 40), (128, 128)],
-            "attn_compressor_ape.weight" => [(128, 80), (4, 4)],
-            "indexer.attn_q_b.weight" => [(64, 64), (256, 144)],
-            "indexer_compressor_kv.weight" | "indexer_compressor_gate.weight" => [(256, 256), (128, 72)],
-            "indexer_compressor_ape.weight" => [(128, 72), (4, 4)],
-            "indexer_compressor_norm.weight" => [(64, 36), (0, 0)],
-            _ => continue,
-        }) {
-            assert_eq!(*dim, old, "{part}");
-            *dim = new;
+        let is_of = |(part, old, _): &&Shapes| t.name.ends_with(part) && t.shape == *old;
+        if let Some((.., new)) = HEADS_OF_40.iter().find(is_of) {
+            t.shape = new.to_vec();
         }
     }
     vec![ranks, heads]

@@ -9,13 +9,16 @@ use super::{AttendScratch, Attention, FEW_ROWS, MAX_COLUMNS};
 use crate::kernels::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
 
+/// Number of layers that share a softmax.
+pub(super) const JOINT_PARTS: usize = 2;
+
 /// Computes `out`, (rows, n_head * value_dim), from the keys and values that one of the two parts attends to. They have the
 /// same heads, queries and spans; the sinks are those of the first. A row of the second part may attend to nothing.
 ///
 /// # Panics
-/// If the parts differ, or spans are outside a buffer.
+/// If the parts differ, spans overlap or are outside a buffer, or the scratch memory is for layers without compressed keys.
 pub fn attend_jointly(
-    parts: &[Attention<'_>; 2],
+    parts: &[Attention<'_>; JOINT_PARTS],
     cpu: Cpu,
     pool: &dyn Pool,
     out: &mut [f32],
@@ -50,7 +53,7 @@ pub fn attend_jointly(
         let span = &of.spans[*span];
         let columns = heads.len() * tokens.len();
         let mut results = core::mem::take(&mut scratch.joint);
-        results.resize((parts.len() * MAX_COLUMNS * len).max(results.len()), 0.0);
+        assert!(results.len() >= JOINT_PARTS * columns * len, "scratch made for layers without compressed keys");
         let shared = SharedOut::new(&mut results);
         for (part, of) in parts.iter().enumerate() {
             let block = AttentionBlock {
@@ -108,7 +111,7 @@ mod tests {
         /// Outputs of all rows, computed in batches of `batch`.
         fn run(&self, cpu: Cpu, pool: &dyn Pool, batch: usize) -> Vec<f32> {
             let heads = KvHeads::latent(DIM, DIM);
-            let layout = KvLayout::new(self.kv_type, [heads, heads]);
+            let layout = KvLayout::new(self.kv_type, [heads, heads, KvHeads::exact(2, DIM)]);
             let pages: Vec<u32> = (0..self.all.div_ceil(PAGE) as u32).rev().collect();
             let mut memory = KvMemory::zeroed(&layout, pages.len()).expect("memory");
             let mut scratch: Vec<_> = (0..pool.threads()).map(|_| AttendScratch::new(layout.layers())).collect();
@@ -117,7 +120,7 @@ mod tests {
                 let n = batch.min(self.all - pos);
                 let place = |pos: usize| Slot { page: pages[pos / PAGE], token: (pos % PAGE) as u32 };
                 let slots: Vec<Slot> = (pos..pos + n).map(place).collect();
-                for (i, kv) in layout.layers().iter().enumerate() {
+                for (i, kv) in layout.layers()[..2].iter().enumerate() {
                     let x = &self.keys[pos * 2 * DIM..(pos + n) * 2 * DIM];
                     let rows = KvRows { x, stride: 2 * DIM, k_at: i * DIM, v_at: 0, slots: &slots };
                     write_kv(cpu, pool, kv, rows, &mut memory);
