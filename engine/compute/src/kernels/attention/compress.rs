@@ -105,7 +105,7 @@ mod tests {
                 let slots: Vec<Slot> =
                     (0..n).map(|pos| Slot { page: pages[pos / PAGE], token: (pos % PAGE) as u32 }).collect();
                 let rows = KvRows { x: &x, stride, k_at: 0, v_at: 0, slots: &slots };
-                write_kv(Cpu::scalar(), &Inline, &kv, rows, &mut memory);
+                write_kv(Cpu::SCALAR, &Inline, &kv, rows, &mut memory);
                 for last in (0..n).filter(|pos| c.ends_at(*pos)) {
                     let mut out = vec![0.0; dim];
                     c.compress(&kv, &memory, &pages, last, &mut out);
