@@ -68,6 +68,8 @@ const BASE: Arch = Arch {
     prefix: "",
     half_rotary: false,
     tiled_value_heads: false,
+    sigmoid_delta_gate: false,
+    ngrams: false,
     mamba_by_heads: false,
     head: HeadKind::Tanh,
     positive_decay_factors: false,
@@ -154,6 +156,14 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "grovemoe", ..BASE },
     QWEN35,
     Arch { name: "qwen35moe", ..QWEN35 },
+    Arch {
+        name: "qwen4exp",
+        sigmoid_delta_gate: true,
+        ngrams: true,
+        mtp: Mtp::Unsupported,
+        required: &["hyper_connection.low_rank", "expert_feed_forward_length"],
+        ..QWEN35
+    },
     LFM2,
     Arch { name: "lfm2moe", ..LFM2 },
     MAMBA,

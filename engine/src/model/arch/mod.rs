@@ -153,6 +153,10 @@ pub struct Arch {
     pub indexer_rotates_end: bool,
     /// What multi-token prediction reads of the model.
     pub mtp: Mtp,
+    /// Delta net: whether its output is multiplied by the sigmoid of the gate, instead of the SiLU.
+    pub sigmoid_delta_gate: bool,
+    /// Whether `embedding_length_per_layer_input` is the width of embeddings of n-grams.
+    pub ngrams: bool,
     /// Whether the Mamba layers are those of PLaMo 2, whose channels form heads.
     pub mamba_by_heads: bool,
     /// Classification head of rerankers.
