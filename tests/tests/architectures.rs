@@ -64,6 +64,7 @@ const SUPPORTED: &[&str] = &[
     "glm-dsa",
     "glm4",
     "glm4moe",
+    "glm5-next",
     "gpt-oss",
     "gpt2",
     "gptneox",

@@ -378,6 +378,15 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "dots1", ..RAW_EXPERTS },
     Arch { name: "hy_v3", mtp: Mtp::Normed, ..RAW_EXPERTS },
     Arch {
+        name: "glm5-next",
+        rotated: Rotated::None,
+        indexer: Some(IndexerKind::Lightning(RopeStyle::NeoX)),
+        gating: Gating::Sigmoid,
+        swiglu: Swiglu::Limited(0.0),
+        limited_dense: true,
+        ..RAW_EXPERTS
+    },
+    Arch {
         name: "hy_v4",
         rope: Some(RopeStyle::Interleaved),
         indexer: Some(IndexerKind::Lightning(RopeStyle::Interleaved)),

@@ -51,6 +51,7 @@ pub(super) fn layers(
     // without limits of their own, shared experts have those of the others
     let has_own = !arch.limited_dense || keys.has("swiglu_clamp_shexp");
     let shared_limits = if has_own { shared_limits } else { expert_limits.clone() };
+    let has_shared_limits = keys.has("swiglu_clamp_shexp");
     let heads = heads(keys, n_embd, kinds, &local)?;
     if let Some(h) = heads.iter().find(|h| arch.gated_queries && h.key_dim != h.value_dim) {
         return Err(keys.wrong(
@@ -108,7 +109,10 @@ pub(super) fn layers(
             },
             output_scale: if rescale > 0 && (i + 1) % rescale == 0 { 0.5 } else { 1.0 },
             xielu: xielu.as_ref().map(|all| all[i]),
-            shared_limit: shared_limits[i],
+            shared_limit: match arch.limited_dense && !has_shared_limits {
+                true => expert_limits[i],
+                false => shared_limits[i],
+            },
             selection: Selection::All,
             compressor: None,
             routes_by_token: i < n_by_token,
@@ -131,13 +135,14 @@ pub(super) fn layers(
     Ok((ropes, layers))
 }
 
-/// Gives each layer its keys and values in KV pages and the place of its recurrent state. The last layers may read keys
+/// Gives each layer its keys and values in KV pages, of which an indexer has `index_layers`, and the place of its recurrent state. The last layers may read keys
 /// and values of the last layer before them that has the same kind of window.
 pub(super) fn place(
     keys: &Keys<'_, '_>,
     arch: &Arch,
     layers: &mut [LayerConfig],
     recurrent: Option<&RecurrentConfig>,
+    index_layers: usize,
 ) -> Result<(), LoadError> {
     let n = layers.len();
     let name = "attention.shared_kv_layers";
@@ -160,7 +165,7 @@ pub(super) fn place(
             kv_layer += layers[i].kv_layers();
             if let Selection::Own { kv_layer: index } = &mut layers[i].selection {
                 *index = kv_layer;
-                kv_layer += 1;
+                kv_layer += index_layers;
             }
         }
         layers[i].state_at = state_at;

@@ -27,7 +27,7 @@ use super::rotary::{RopeConfig, ScalingKind};
 use super::{mixers, mtp};
 use crate::error::LoadError;
 use crate::gguf::Gguf;
-use crate::kernels::attention::{AttentionWindow, Compressor, KvHeads, KvLayout, KvType};
+use crate::kernels::attention::{AttentionWindow, Compressor, KvLayout, KvType};
 use crate::kernels::elementwise::Xielu;
 use crate::kernels::norm::NormKind;
 use crate::kernels::rope::RopeStyle;
@@ -233,7 +233,8 @@ impl Config {
         let recurrent = mixers::read(&keys, arch, n_embd, &kinds, shards)?;
         let rotated = ropes.iter().map(|rope| rope.n_rot).max().unwrap_or(0);
         let indexer = mixers::indexer::read(&keys, arch, shards, &mut layers, rotated)?;
-        place(&keys, arch, &mut layers, recurrent.as_ref())?;
+        let index_layers = indexer.map_or(0, |indexer| indexer.kv_heads().count());
+        place(&keys, arch, &mut layers, recurrent.as_ref(), index_layers)?;
         let hyper = HyperConfig::read(&keys)?;
         let streams = hyper.map_or(n_embd, |hyper| hyper.n * n_embd);
         let state_at = layers_state_len(recurrent.as_ref(), &layers);
@@ -371,10 +372,10 @@ impl Config {
             _ => [l.heads.kv_heads()].to_vec(),
         };
         let index = |l: &LayerConfig| match (self.indexer, l.selection) {
-            (Some(indexer), Selection::Own { .. }) => Some(KvHeads::separate(1, indexer.key_dim, 0)),
+            (Some(indexer), Selection::Own { .. }) => Some(indexer.kv_heads()),
             _ => None,
         };
-        KvLayout::new(kv_type, owners.flat_map(|l| own(l).into_iter().chain(index(l))))
+        KvLayout::new(kv_type, owners.flat_map(|l| own(l).into_iter().chain(index(l).into_iter().flatten())))
     }
 
     /// The layout of pages for batches of whole texts whose keys and values no later batch reads: all layers have the
@@ -384,6 +385,7 @@ impl Config {
             let index = Selection::Own { kv_layer };
             // a layer with compressed keys reads several
             self.compressed.is_some()
+                || self.indexer.is_some_and(|indexer| indexer.pool.is_some())
                 || self.layers.iter().any(|l| !l.owns_kv && l.kv_layer == kv_layer || l.selection == index)
         };
         self.kv_layout(kv_type).in_turn(is_shared)

@@ -386,7 +386,7 @@ fn mirror(style: RopeStyle, x: &mut [f32]) {
 }
 
 /// The span and position of a row.
-fn place<'s, 'r>(spans: &'s [Span<'r>], row: usize) -> (&'s Span<'r>, usize) {
+pub(super) fn place<'s, 'r>(spans: &'s [Span<'r>], row: usize) -> (&'s Span<'r>, usize) {
     let span = &spans[spans.partition_point(|span| span.row + span.n <= row)];
     (span, span.pos + row - span.row)
 }
@@ -492,7 +492,13 @@ impl ForwardPass<'_, '_> {
                 let all = AttentionWindow { left: usize::MAX, right: 0, chunk: usize::MAX };
                 let of_blocks = Attention { kv: layers[1], window: all, ..of_window };
                 if m.indexer.is_none() {
-                    let rule = SelectionRule { top_k: usize::MAX, block: 1, local: 0, every: compressor.ratio };
+                    let rule = SelectionRule {
+                        top_k: usize::MAX,
+                        block: 1,
+                        local: 0,
+                        every: compressor.ratio,
+                        whole_blocks: false,
+                    };
                     let weights = Some(Floats { x: &[], stride: 1 });
                     let indexer = Indexer { attention: of_blocks, weights, rule };
                     indexer.run(rows.cpu, rows.pool, &mut s.threads, &mut s.selection);
@@ -592,7 +598,13 @@ impl ForwardPass<'_, '_> {
             spans: self.spans,
         };
         let weights = Some(Floats { x: weights, stride });
-        let rule = SelectionRule { top_k: config.top_k, block: 1, local: 0, every: m.blocks.compressor.ratio };
+        let rule = SelectionRule {
+            top_k: config.top_k,
+            block: 1,
+            local: 0,
+            every: m.blocks.compressor.ratio,
+            whole_blocks: false,
+        };
         Indexer { attention, weights, rule }.run(rows.cpu, rows.pool, &mut s.threads, &mut s.selection);
     }
 }

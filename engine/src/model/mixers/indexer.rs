@@ -11,22 +11,25 @@
 use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::iter;
 
 use super::super::arch::{Arch, IndexerKind};
 use super::super::block::ForwardPass;
 use super::super::config::{Config, LayerConfig, MAX_CONTEXT, MixerKind};
 use super::super::keys::Keys;
 use super::super::loader::LoadedTensors;
-use super::super::roles::{Part, Scope, TensorRow, matrix, vector};
+use super::super::roles::{Part, Scope, TensorRow, matrix, values, vector};
 use super::super::scratch::AttentionScratch;
 use super::super::weights::{Linear, LinearGroup, Norm, linear, padded, required_norm};
+use super::compressed::place;
 use crate::error::LoadError;
 use crate::gguf::Gguf;
 use crate::kernels::act::Floats;
 use crate::kernels::attention::{
-    self, Attention, AttentionWindow, Indexer, KvMemory, KvRows, MAX_GROUP, MAX_HEAD_DIM, Selected, SelectionRule,
-    SelectionScratch,
+    self, Attention, AttentionWindow, Compressor, Indexer, KvHeads, KvMemory, KvRows, MAX_GROUP, MAX_HEAD_DIM,
+    Selected, SelectionRule, SelectionScratch,
 };
+use crate::kernels::elementwise::add_scaled;
 use crate::kernels::norm::{NormKind, NormWeights, norm_in_place};
 use crate::kernels::panel::Matrix;
 use crate::kernels::rope::{RopeStyle, Rotation, rope};
@@ -47,9 +50,17 @@ pub struct IndexerConfig {
     pub rule: SelectionRule,
     /// Epsilon of the LayerNorm of keys.
     pub norm_eps: f32,
+    /// Blocks of positions that have one key, made of theirs.
+    pub pool: Option<Compressor>,
 }
 
 impl IndexerConfig {
+    /// What a layer has in KV pages: keys; and what pooled keys are made of.
+    pub(in super::super) fn kv_heads(self) -> impl Iterator<Item = KvHeads> {
+        let pool = self.pool.map(|pool| KvHeads::exact(pool.heads(), self.key_dim));
+        iter::once(KvHeads::separate(1, self.key_dim, 0)).chain(pool)
+    }
+
     /// Selections per token: one for all KV heads, or one for each.
     pub fn lists(&self) -> usize {
         if matches!(self.kind, IndexerKind::Lightning(_)) { 1 } else { self.n_head }
@@ -129,7 +140,25 @@ pub(in super::super) fn read(
     let eps =
         if arch.indexer_rotates_end { "attention.layer_norm_rms_epsilon" } else { "attention.layer_norm_epsilon" };
     let norm_eps = keys.positive(eps, KEY_NORM_EPS)?;
-    Ok(Some(IndexerConfig { kind, n_head, key_dim, rule: SelectionRule { top_k, block, local, every: 1 }, norm_eps }))
+    let pool = pool(keys, top_k)?;
+    let (every, whole_blocks) = (pool.map_or(1, |pool| pool.ratio), pool.is_some());
+    let rule = SelectionRule { top_k: top_k / every, block, local, every, whole_blocks };
+    Ok(Some(IndexerConfig { kind, n_head, key_dim, rule, norm_eps, pool }))
+}
+
+/// Blocks of positions that have one key.
+fn pool(keys: &Keys<'_, '_>, top_k: usize) -> Result<Option<Compressor>, LoadError> {
+    let name = "attention.indexer.kpool";
+    let Some(ratio) = keys.u32(name)? else { return Ok(None) };
+    let ratio = keys.in_range(name, Some(ratio), 2..=64)?;
+    if !top_k.is_multiple_of(ratio) {
+        return Err(keys.wrong("attention.indexer.top_k", top_k, format!("a multiple of kpool, {ratio}")));
+    }
+    let tail = "attention.indexer.kpool_select_tail";
+    if keys.bool(tail)? != Some(true) {
+        return Err(keys.wrong(tail, false, "true: a token must attend to its own position"));
+    }
+    Ok(Some(Compressor { ratio, overlaps: false }))
 }
 
 /// The indexer of a layer that has one, and whether all its heads select together.
@@ -140,6 +169,10 @@ fn sizes(c: &Scope<'_>) -> Option<(IndexerConfig, bool)> {
 
 fn of_lightning(c: &Scope<'_>) -> Option<IndexerConfig> {
     sizes(c).filter(|(_, together)| *together).map(|(config, _)| config)
+}
+
+fn of_pool(c: &Scope<'_>) -> Option<Compressor> {
+    of_lightning(c)?.pool
 }
 
 fn of_blocks(c: &Scope<'_>) -> Option<IndexerConfig> {
@@ -158,6 +191,13 @@ pub(in super::super) const TENSORS: &[TensorRow] = &[
         matrix(config.n_head * config.key_dim, c.layer.heads.latent?.q_rank?)
     })
     .of(&[(Part::Indexer, 0)]),
+    TensorRow::new("indexer_compressor_gate.weight", |c, _| {
+        of_pool(c)?;
+        matrix(of_lightning(c)?.key_dim, c.n_embd)
+    })
+    .of(&[(Part::Indexer, 0)]),
+    TensorRow::new("indexer_compressor_ape.weight", |c, _| values(of_lightning(c)?.key_dim, of_pool(c)?.ratio))
+        .of(&[(Part::Indexer, 0)]),
     TensorRow::new("indexer.q_proj.weight", |c, _| {
         let config = of_blocks(c)?;
         matrix(config.n_head * config.key_dim, c.n_embd)
@@ -169,8 +209,11 @@ pub(in super::super) const TENSORS: &[TensorRow] = &[
 
 /// Weights of an indexer.
 pub struct IndexerWeights {
-    /// Keys (key_dim, n_embd); then the factors of the heads (n_head, n_embd), or queries (n_head * key_dim, n_embd).
+    /// Keys (key_dim, n_embd); gates of keys that are pooled (key_dim, n_embd); then the factors of the heads (n_head, n_embd),
+    /// or queries (n_head * key_dim, n_embd).
     input: LinearGroup,
+    /// (ratio, key_dim): added to the gates, by position in the block.
+    gate_bias: Option<Vec<f32>>,
     /// Queries from compressed ones (n_head * key_dim, q_rank).
     query: Option<Linear>,
     key_norm: Norm,
@@ -192,8 +235,15 @@ impl IndexerWeights {
             IndexerKind::Blocks => (["k_proj", "q_proj"], None, Some(required_norm(tensors, &name("q_norm"))?)),
         };
         let [keys, others] = inputs.map(|part| linear(tensors, &name(part)));
-        let input = LinearGroup::separate(vec![keys?, others?]);
-        Ok(Some(IndexerWeights { input, query, key_norm: required_norm(tensors, &name("k_norm"))?, query_norm }))
+        let mut inputs = vec![keys?, others?];
+        let compressor = |part: &str| format!("blk.{i}.indexer_compressor_{part}");
+        let mut gate_bias = None;
+        if config.pool.is_some() {
+            inputs.insert(1, linear(tensors, &compressor("gate"))?);
+            gate_bias = Some(tensors.required(&compressor("ape.weight"))?);
+        }
+        let (input, key_norm) = (LinearGroup::separate(inputs), required_norm(tensors, &name("k_norm"))?);
+        Ok(Some(IndexerWeights { input, gate_bias, query, key_norm, query_norm }))
     }
 
     pub(in super::super) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
@@ -203,7 +253,8 @@ impl IndexerWeights {
     /// The input projections, floats of a row, and columns of the projection of queries.
     pub(in super::super) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
         let query = self.query.as_ref().map_or((0, 0), |l| (padded(l.w.rows()), l.w.k()));
-        (self.input.matrices().collect(), self.input.stride + query.0, query.1)
+        let pooled = if self.gate_bias.is_some() { self.key_norm.width } else { 0 };
+        (self.input.matrices().collect(), self.input.stride + query.0 + pooled, query.1)
     }
 }
 
@@ -232,8 +283,10 @@ impl ForwardPass<'_, '_> {
         let (key_dim, stride, width) = (config.key_dim, w.input.stride, config.n_head * config.key_dim);
         let mut memory_of_rows = core::mem::take(&mut s.index_rows);
         let (input, queries) = memory_of_rows.split_at_mut(n * stride);
+        let n_queries = w.query.as_ref().map_or(0, |query| n * padded(query.w.rows()));
+        let (queries, pooled) = queries.split_at_mut(n_queries);
         rows.linear_group(&w.input, x, input, words);
-        let second = w.input.part_starts[1];
+        let second = w.input.part_starts[w.input.part_starts.len() - 1];
         let style = match config.kind {
             IndexerKind::Lightning(style) => style,
             IndexerKind::Blocks => c.rope.unwrap_or(RopeStyle::NeoX),
@@ -261,6 +314,17 @@ impl ForwardPass<'_, '_> {
                 rotate(r, &mut others[..width]);
             }
         });
+        let kv = self.kv.layers()[kv_layer];
+        match (config.pool, &w.gate_bias) {
+            (Some(pool), Some(bias)) => {
+                let pooled = &mut pooled[..n * key_dim];
+                self.pool_keys((kv_layer, pool, bias), (input, &w.input), s, memory, pooled);
+            }
+            _ => {
+                let kv_rows = KvRows { x: input, stride, k_at: 0, v_at: 0, slots: &s.slots };
+                attention::write_kv(rows.cpu, rows.pool, &kv, kv_rows, memory);
+            }
+        }
         let (q, q_stride, weights) = match &w.query {
             Some(linear) => {
                 let q_stride = padded(width);
@@ -271,9 +335,6 @@ impl ForwardPass<'_, '_> {
             }
             None => (&input[second..], stride, None),
         };
-        let kv = self.kv.layers()[kv_layer];
-        let kv_rows = KvRows { x: input, stride, k_at: 0, v_at: 0, slots: &s.slots };
-        attention::write_kv(rows.cpu, rows.pool, &kv, kv_rows, memory);
         let attention = Attention {
             kv,
             memory,
@@ -291,6 +352,36 @@ impl ForwardPass<'_, '_> {
         let indexer = Indexer { attention, weights, rule: config.rule };
         indexer.run(rows.cpu, rows.pool, &mut s.threads, &mut s.selection);
         s.index_rows = memory_of_rows;
+    }
+
+    /// Writes keys and gates of the rows, and the keys of the blocks that end with them: at the last position of each.
+    fn pool_keys(
+        &self,
+        (kv_layer, pool, bias): (usize, Compressor, &[f32]),
+        (input, group): (&mut [f32], &LinearGroup),
+        s: &AttentionScratch,
+        memory: &mut KvMemory,
+        pooled: &mut [f32],
+    ) {
+        let (rows, stride, gate_at, dim) = (self.rows, group.stride, group.part_starts[1], bias.len() / pool.ratio);
+        rows.each(input, stride, &|r, row| {
+            row.copy_within(gate_at..gate_at + dim, dim);
+            let at = place(self.spans, r).1 % pool.ratio * dim;
+            add_scaled(rows.cpu, &mut row[dim..2 * dim], &bias[at..at + dim], 1.0);
+        });
+        let [keys, made_of] = [0, 1].map(|i| self.kv.layers()[kv_layer + i]);
+        let kv_rows = KvRows { x: input, stride, k_at: 0, v_at: 0, slots: &s.slots };
+        attention::write_kv(rows.cpu, rows.pool, &made_of, kv_rows, memory);
+        let (written, spans) = (&*memory, self.spans);
+        rows.each(pooled, dim, &|r, key| {
+            let (span, pos) = place(spans, r);
+            match pool.ends_at(pos) {
+                true => pool.compress(&made_of, written, span.pages, pos, key),
+                false => key.fill(0.0),
+            }
+        });
+        let kv_rows = KvRows { x: pooled, stride: dim, k_at: 0, v_at: 0, slots: &s.slots };
+        attention::write_kv(rows.cpu, rows.pool, &keys, kv_rows, memory);
     }
 
     /// The selected positions of layer `i`, the last that were computed.

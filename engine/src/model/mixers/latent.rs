@@ -76,7 +76,7 @@ pub(in super::super) fn heads(
     if !rank.is_multiple_of(PANEL) {
         return Err(keys.wrong(rank_name, rank, format!("a multiple of {PANEL}")));
     }
-    let rope = keys.size(given(&ROPE), 1..=(MAX_LATENT_DIM - MAX_HEAD_DIM) as u32)?;
+    let rope = keys.size(given(&ROPE), 0..=(MAX_LATENT_DIM - MAX_HEAD_DIM) as u32)?;
     // without the sizes of expanded heads, the others are meant
     let size = |names: &[&'static str]| {
         let given = given(names);

@@ -35,6 +35,9 @@ pub struct SelectionRule {
     /// Only every so manieth position can be selected, 1 for all: those where compressed keys stand, the last ones of
     /// blocks of this length. `block` is then 1, and `local` 0.
     pub every: usize,
+    /// Whether a selected compressed key stands for all positions of its block, instead of itself. The positions after the
+    /// last whole block are then selected too.
+    pub whole_blocks: bool,
 }
 
 impl SelectionRule {
@@ -43,7 +46,12 @@ impl SelectionRule {
         if self.every > 1 { n / self.every } else { n.div_ceil(self.block) }
     }
 
-    /// The positions of block `j` below `n`.
+    /// What block `j` below `n` stands for.
+    fn selected(self, j: usize, n: usize) -> Range<usize> {
+        if self.whole_blocks { j * self.every..(j + 1) * self.every } else { self.positions(j, n) }
+    }
+
+    /// The positions of block `j` below `n` that have scores.
     fn positions(self, j: usize, n: usize) -> Range<usize> {
         match self.every {
             1 => j * self.block..((j + 1) * self.block).min(n),
@@ -217,7 +225,7 @@ fn choose(rule: SelectionRule, pos: usize, score: impl Fn(usize) -> f32, memory:
     let n = rule.candidates(pos + 1);
     let positions = |j: usize| rule.positions(j, pos + 1);
     if n <= rule.top_k {
-        if rule.every == 1 {
+        if rule.every == 1 || rule.whole_blocks {
             return words.fill(u16::MAX);
         }
         words.fill(0);
@@ -235,8 +243,9 @@ fn choose(rule: SelectionRule, pos: usize, score: impl Fn(usize) -> f32, memory:
     }
     keep_largest(heap, n, |j| f32::from_bits(blocks[j as usize]));
     words.fill(0);
-    for j in heap.iter() {
-        positions(*j as usize).for_each(|t| words[t / PAGE] |= 1 << (t % PAGE));
+    let tail = if rule.whole_blocks { n * rule.every..pos + 1 } else { 0..0 };
+    for t in heap.iter().flat_map(|j| rule.selected(*j as usize, pos + 1)).chain(tail) {
+        words[t / PAGE] |= 1 << (t % PAGE);
     }
 }
 
