@@ -158,6 +158,7 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "qwen35moe", ..QWEN35 },
     Arch {
         name: "qwen4exp",
+        indexer: Some(IndexerKind::Means),
         sigmoid_delta_gate: true,
         ngrams: true,
         mtp: Mtp::Unsupported,

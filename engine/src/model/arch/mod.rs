@@ -183,6 +183,9 @@ pub enum IndexerKind {
     Lightning(RopeStyle),
     /// Blocks of positions, each head for the KV head of its number (MiniMax-M3).
     Blocks,
+    /// Positions, all heads together, by the sum of their scores; a block of positions has one key, the mean of theirs
+    /// (Qwen4-Exp).
+    Means,
 }
 
 /// What `rope.scaling.yarn_log_multiplier`, m, means for a scaling factor f.

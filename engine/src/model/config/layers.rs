@@ -114,6 +114,7 @@ pub(super) fn layers(
                 false => shared_limits[i],
             },
             selection: Selection::All,
+            index_ratio: 1,
             compressor: None,
             routes_by_token: i < n_by_token,
             mixer: kinds[i].mixer,

@@ -130,6 +130,8 @@ pub struct LayerConfig {
     pub rope: Option<usize>,
     /// The positions that attention reads.
     pub selection: Selection,
+    /// Positions of a block whose indexer keys are averaged.
+    pub index_ratio: usize,
     /// The blocks of positions that have a compressed key.
     pub compressor: Option<Compressor>,
     /// Whether the token, instead of the router, selects the experts.
@@ -231,8 +233,7 @@ impl Config {
         let compressed = mixers::compressed::read(&keys, arch, n_ctx_train, &mut layers, &mut ropes)?;
         let original_context = ropes.iter().find_map(|r| r.scaling).map_or(n_ctx_train, |s| s.original_context);
         let recurrent = mixers::read(&keys, arch, n_embd, &kinds, shards)?;
-        let rotated = ropes.iter().map(|rope| rope.n_rot).max().unwrap_or(0);
-        let indexer = mixers::indexer::read(&keys, arch, shards, &mut layers, rotated)?;
+        let indexer = mixers::indexer::read(&keys, arch, shards, &mut layers, &mut ropes)?;
         let index_layers = indexer.map_or(0, |indexer| indexer.kv_heads().count());
         place(&keys, arch, &mut layers, recurrent.as_ref(), index_layers)?;
         let hyper = HyperConfig::read(&keys)?;
@@ -385,7 +386,7 @@ impl Config {
             let index = Selection::Own { kv_layer };
             // a layer with compressed keys reads several
             self.compressed.is_some()
-                || self.indexer.is_some_and(|indexer| indexer.pool.is_some())
+                || self.indexer.is_some_and(|indexer| indexer.kv_heads().count() > 1)
                 || self.layers.iter().any(|l| !l.owns_kv && l.kv_layer == kv_layer || l.selection == index)
         };
         self.kv_layout(kv_type).in_turn(is_shared)

@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 use core::ops::Deref;
 
 use self::tables::{LAYER_TENSORS, MODEL_TENSORS};
+use super::arch::IndexerKind;
 use super::config::{Config, LayerConfig, MixerKind, RecurrentConfig};
 use super::mixers::{Selection, compressed, indexer, latent};
 use super::{hyper, ngrams};
@@ -324,8 +325,18 @@ fn is_ignored(name: &str, c: &Config) -> bool {
     let layer = name.strip_prefix("blk.").and_then(|rest| index(rest.split_once('.')?.0)).map(|i| c.block(i));
     let is_of_keys = ["attn_k.", "attn_v.", "attn_k_norm."].iter().any(|beginning| part.starts_with(beginning));
     (is_of_keys && layer.is_some_and(|l| l.mixer.has_attention() && !l.owns_kv))
-        || (part.starts_with("indexer.") && layer.is_some_and(|l| l.selection == Selection::Previous))
+        || (part.starts_with("indexer.") && layer.is_some_and(|l| !reads_indexer(c, l)))
         || c.arch.ignored.iter().any(|beginning| part.starts_with(beginning))
+}
+
+/// Whether a layer has an indexer of its own, or must have none.
+fn reads_indexer(c: &Config, layer: &LayerConfig) -> bool {
+    match layer.selection {
+        Selection::Previous => false,
+        // files have the tensors of all layers with attention
+        Selection::All => c.arch.indexer != Some(IndexerKind::Means),
+        Selection::Own { .. } => true,
+    }
 }
 
 /// Parses an index in a tensor name: decimal without leading zeros.

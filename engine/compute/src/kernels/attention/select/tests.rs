@@ -193,7 +193,7 @@ proptest! {
             n_head,
             kv_heads,
             together,
-            rule: SelectionRule { top_k: top_k.max(local), block, local, every: 1, whole_blocks: false },
+            rule: SelectionRule { top_k: top_k.max(local), block, local, every: 1, whole_blocks: false, shared: 1 },
             all,
             tokens,
             index_keys: numbers(all * KEY),
