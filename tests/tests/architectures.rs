@@ -153,6 +153,7 @@ const SUPPORTED: &[&str] = &[
     "qwen3tts",
     "qwen3vl",
     "qwen3vlmoe",
+    "qwen4exp",
     "refact",
     "rnd1",
     "rwkv6",

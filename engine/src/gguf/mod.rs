@@ -231,6 +231,13 @@ impl<'a> Gguf<'a> {
         })
     }
 
+    /// An array of integers of any width that fit `u64`. Errors as [`Gguf::u64`].
+    pub fn u64_array(&self, key: &str) -> Result<Option<Vec<u64>>, LoadError> {
+        self.typed(key, "an array of integers from 0 to 2^64 - 1", |v| {
+            numbers(v.as_array()?, |v| v.as_integer()?.try_into().ok())
+        })
+    }
+
     /// An array of integers of any width that fit `i32`. Errors as [`Gguf::u64`].
     pub fn i32_array(&self, key: &str) -> Result<Option<Vec<i32>>, LoadError> {
         self.typed(key, "an array of integers from -2^31 to 2^31 - 1", |v| {

@@ -12,13 +12,17 @@
 //! x = sum_j x_j * r[j]                                after the last layer, with weights of its own; or their mean
 //! ```
 //!
-//! r, w and C are computed in f64 and rounded.
+//! r, w and C are computed in f64 and rounded. Models with `hyper_connection.low_rank` have other connections: `gated.rs`.
+
+pub(super) mod gated;
 
 use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
 
+use self::gated::GatedWeights;
 use super::block::{ForwardPass, SubLayerRows};
+use super::config::MAX_WIDTH;
 use super::forward::Stage;
 use super::keys::Keys;
 use super::loader::LoadedTensors;
@@ -29,6 +33,7 @@ use super::weights::{Linear, Norm, linear, padded};
 use crate::error::LoadError;
 use crate::kernels::attention::KvMemory;
 use crate::kernels::elementwise::{add_scaled, scale};
+use crate::kernels::panel::Matrix;
 use crate::math::exp;
 
 /// Streams at most: beyond any known model.
@@ -46,6 +51,8 @@ pub struct HyperConfig {
     write_eps: f64,
     /// Divisions of columns, if streams are mixed.
     sinkhorn: Option<usize>,
+    /// Rank of the gates, if each element has one ([`gated`]).
+    pub(super) rank: Option<usize>,
 }
 
 impl HyperConfig {
@@ -60,7 +67,10 @@ impl HyperConfig {
         let sinkhorn = keys.u32(iterations)?;
         let sinkhorn = sinkhorn.map(|n| keys.in_range(iterations, Some(n), 1..=1000)).transpose()?;
         let write_eps = if magnitude.is_some() { eps } else { 0.0 };
-        Ok(Some(HyperConfig { n, eps, magnitude: magnitude.unwrap_or(2.0), write_eps, sinkhorn }))
+        let low_rank = "hyper_connection.low_rank";
+        let rank = keys.u32(low_rank)?;
+        let rank = rank.map(|rank| keys.in_range(low_rank, Some(rank), 1..=MAX_WIDTH)).transpose()?;
+        Ok(Some(HyperConfig { n, eps, magnitude: magnitude.unwrap_or(2.0), write_eps, sinkhorn, rank }))
     }
 
     /// Weights of a sub-layer: of reads, of writes, and of the mix.
@@ -74,17 +84,22 @@ impl HyperConfig {
     }
 }
 
+/// Connections that do not gate each element.
+fn config(c: &Scope<'_>) -> Option<HyperConfig> {
+    c.hyper.filter(|hyper| hyper.rank.is_none())
+}
+
 fn weights(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    let hyper = c.hyper?;
+    let hyper = config(c)?;
     matrix(hyper.n_weights(), hyper.n * c.n_embd)
 }
 
 fn base(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    vector(c.hyper?.n_weights())
+    vector(config(c)?.n_weights())
 }
 
 fn scales(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    vector(c.hyper?.n_scales())
+    vector(config(c)?.n_scales())
 }
 
 /// The tensors of a layer.
@@ -99,18 +114,26 @@ pub(super) const TENSORS: &[TensorRow] = &[
 
 /// The tensors outside of layers.
 pub(super) const MODEL_TENSORS: &[TensorRow] = &[
-    TensorRow::new("output_hc_fn.weight", |c, _| matrix(c.hyper?.n, c.hyper?.n * c.n_embd)),
-    TensorRow::new("output_hc_base.weight", |c, _| vector(c.hyper?.n)),
+    TensorRow::new("output_hc_fn.weight", |c, _| matrix(config(c)?.n, config(c)?.n * c.n_embd)),
+    TensorRow::new("output_hc_base.weight", |c, _| vector(config(c)?.n)),
     TensorRow::new("output_hc_scale.weight", |c, _| {
-        c.hyper?;
+        config(c)?;
         vector(1)
     }),
 ];
 
 /// Weights of the connections of a sub-layer, or of the output.
-pub struct HyperWeights {
+pub enum HyperWeights {
+    /// A weight per stream.
+    Weighted(WeightedStreams),
+    /// A gate per element.
+    Gated(GatedWeights),
+}
+
+/// Weights of connections that have a weight per stream.
+pub struct WeightedStreams {
     /// (weights, n * n_embd)
-    pub(super) linear: Linear,
+    linear: Linear,
     /// Added to them (weights).
     base: Vec<f32>,
     /// Their factors: of reads, writes and mix.
@@ -118,15 +141,37 @@ pub struct HyperWeights {
 }
 
 impl HyperWeights {
-    /// Takes the tensors `NAME_fn`, `NAME_base` and `NAME_scale`, if they exist.
-    pub(super) fn load(tensors: &mut LoadedTensors, name: &str) -> Result<Option<HyperWeights>, LoadError> {
+    /// Takes the tensors `NAME_fn`, `NAME_base` and `NAME_scale`, or those of gates, if they exist; streams have `d` elements.
+    pub(super) fn load(tensors: &mut LoadedTensors, name: &str, d: usize) -> Result<Option<HyperWeights>, LoadError> {
+        if tensors.has(&format!("{name}_down.weight")) {
+            return Ok(Some(HyperWeights::Gated(GatedWeights::load(tensors, name, d)?)));
+        }
         if !tensors.has(&format!("{name}_fn.weight")) {
             return Ok(None);
         }
         let [base, scales] = ["base", "scale"].map(|part| tensors.required(&format!("{name}_{part}.weight")));
-        Ok(Some(HyperWeights { linear: linear(tensors, &format!("{name}_fn"))?, base: base?, scales: scales? }))
+        let linear = linear(tensors, &format!("{name}_fn"))?;
+        Ok(Some(HyperWeights::Weighted(WeightedStreams { linear, base: base?, scales: scales? })))
     }
 
+    /// Weights that the sub-layer's output is written with, and others of the same buffer.
+    pub(super) fn n_weights(&self) -> usize {
+        match self {
+            HyperWeights::Weighted(w) => w.linear.w.rows(),
+            HyperWeights::Gated(w) => w.n_weights(),
+        }
+    }
+
+    /// All matrices.
+    pub(super) fn matrices(&self) -> Vec<&Matrix> {
+        match self {
+            HyperWeights::Weighted(w) => vec![&w.linear.w],
+            HyperWeights::Gated(w) => w.matrices().collect(),
+        }
+    }
+}
+
+impl WeightedStreams {
     /// `m[i] * scale + base[i]`.
     fn affine(&self, m: &[f32], i: usize, scale: usize) -> f64 {
         f64::from(m[i] * self.scales[scale] + self.base[i])
@@ -141,6 +186,9 @@ pub(super) struct HyperScratch {
     pub(super) next: Vec<f32>,
     /// (rows, padded weights)
     pub(super) weights: Vec<f32>,
+    /// (rows, padded rank), (rows, padded n * n_embd): gates of elements.
+    pub(super) low: Vec<f32>,
+    pub(super) gates: Vec<f32>,
 }
 
 fn logistic(x: f64) -> f64 {
@@ -207,6 +255,9 @@ impl ForwardPass<'_, '_> {
         let Some(config) = self.model.config.hyper else { return };
         let (layer, d, n) = (self.model.layer(i), self.model.config.n_embd, self.n);
         let [attention_weights, ffn_weights] = weights;
+        if let Some(ngrams) = &layer.ngrams {
+            self.add_ngrams(ngrams, memory, s);
+        }
         self.read_streams(&config, attention_weights, s);
         {
             let Scratch { x, h, y, step, attention, .. } = &mut *s;
@@ -229,6 +280,10 @@ impl ForwardPass<'_, '_> {
 
     /// Computes the weights of the connections, and reads the input of a sub-layer.
     fn read_streams(&self, config: &HyperConfig, w: &HyperWeights, s: &mut Scratch) {
+        let w = match w {
+            HyperWeights::Weighted(w) => w,
+            HyperWeights::Gated(w) => return self.read_gated(config, w, s),
+        };
         let (d, n, rows) = (self.model.config.n_embd, self.n, self.rows);
         let width = config.n * d;
         let Scratch { x, step, hyper, .. } = s;
@@ -255,6 +310,10 @@ impl ForwardPass<'_, '_> {
 
     /// Adds the output of a sub-layer to the streams.
     fn write_streams(&self, config: &HyperConfig, w: &HyperWeights, s: &mut Scratch) {
+        let w = match w {
+            HyperWeights::Weighted(w) => w,
+            HyperWeights::Gated(_) => return self.write_gated(config, s),
+        };
         let (d, n, rows, count) = (self.model.config.n_embd, self.n, self.rows, config.n);
         let (width, stride) = (count * d, padded(w.linear.w.rows()));
         let Scratch { y, hyper, .. } = s;

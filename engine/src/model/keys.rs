@@ -52,6 +52,10 @@ impl Keys<'_, '_> {
         self.gguf.u32_array(&self.key(name))
     }
 
+    pub(super) fn u64_array(&self, name: &str) -> Result<Option<Vec<u64>>, LoadError> {
+        self.gguf.u64_array(&self.key(name))
+    }
+
     /// An integer for each of `n` layers, from an array or the same for all.
     pub(super) fn per_layer_u32(&self, name: &str, n: usize) -> Result<Option<Vec<u32>>, LoadError> {
         let key = self.key(name);

@@ -13,6 +13,7 @@ mod keys;
 pub mod loader;
 pub mod mixers;
 pub mod mtp;
+mod ngrams;
 mod passes;
 mod projection;
 mod recommended;

@@ -85,6 +85,7 @@ impl Weights {
             low_state: None,
             altup: None,
             layer_embeddings: None,
+            ngram_table: None,
             hyper_output: None,
             residual_score: None,
             projections: Vec::new(),

@@ -172,6 +172,11 @@ impl Rotary {
         Rotary { freqs, magnitude }
     }
 
+    /// Number of pairs.
+    pub(super) fn pairs(&self) -> usize {
+        self.freqs.len()
+    }
+
     /// Writes cosine and sine of each pair (n_rot / 2) at a position.
     pub fn at(&self, pos: usize, cos: &mut [f32], sin: &mut [f32]) {
         for ((f, cos), sin) in self.freqs.iter().zip(cos).zip(sin) {

@@ -285,10 +285,13 @@ impl Model {
             },
             hyper: {
                 let (rows, streams) = c.hyper.map_or((0, 0), |hyper| (n, hyper.n));
+                let (gated, rank) = c.hyper.and_then(|hyper| hyper.rank).map_or((0, 0), |rank| (n, rank));
                 HyperScratch {
                     streams: budget.zeros(&[rows, streams, d]),
                     next: budget.zeros(&[rows, streams, d]),
                     weights: budget.zeros(&[rows, padded(widths.hyper)]),
+                    low: budget.zeros(&[gated, padded(rank)]),
+                    gates: budget.zeros(&[gated, padded(streams * d)]),
                 }
             },
             embeddings: {
@@ -421,6 +424,9 @@ impl Model {
                 let (inputs, wide, k) = recurrent.widths();
                 step(forms(inputs.into_iter()) * recurrent.n_inputs(), (wide, k), 1);
             }
+            if let Some(ngrams) = &layer.ngrams {
+                step(2, ngrams.widths(), 1);
+            }
             if layer.embedding.is_some() {
                 let width = c.n_embd_layer;
                 step(1, (padded(width), width), 1);
@@ -455,8 +461,9 @@ impl Model {
             _ => None,
         });
         for weights in of_layers.flatten().chain(&self.weights.hyper_output) {
-            w.hyper = w.hyper.max(weights.linear.w.rows());
-            w.words = w.words.max(packed_words(1, 1, weights.linear.w.k()));
+            w.hyper = w.hyper.max(weights.n_weights());
+            let words = weights.matrices().into_iter().map(|matrix| packed_words(1, 1, matrix.k()));
+            w.words = words.fold(w.words, usize::max);
         }
         for indexer in self.weights.layers.iter().filter_map(|layer| layer.indexer.as_ref()) {
             let (inputs, wide, k) = indexer.widths();

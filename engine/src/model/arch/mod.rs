@@ -153,6 +153,10 @@ pub struct Arch {
     pub indexer_rotates_end: bool,
     /// What multi-token prediction reads of the model.
     pub mtp: Mtp,
+    /// Delta net: whether its output is multiplied by the sigmoid of the gate, instead of the SiLU.
+    pub sigmoid_delta_gate: bool,
+    /// Whether `embedding_length_per_layer_input` is the width of embeddings of n-grams.
+    pub ngrams: bool,
     /// Whether the Mamba layers are those of PLaMo 2, whose channels form heads.
     pub mamba_by_heads: bool,
     /// Classification head of rerankers.
@@ -179,6 +183,9 @@ pub enum IndexerKind {
     Lightning(RopeStyle),
     /// Blocks of positions, each head for the KV head of its number (MiniMax-M3).
     Blocks,
+    /// Positions, all heads together, by the sum of their scores; a block of positions has one key, the mean of theirs
+    /// (Qwen4-Exp).
+    Means,
 }
 
 /// What `rope.scaling.yarn_log_multiplier`, m, means for a scaling factor f.

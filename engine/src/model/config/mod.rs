@@ -21,6 +21,7 @@ use super::arch::{ARCHS, Alibi, Arch, Mtp};
 pub use super::hyper::HyperConfig;
 use super::keys::Keys;
 pub use super::mixers::{CompressedConfig, IndexerConfig, MixerKind, RecurrentConfig, Selection};
+pub use super::ngrams::NgramConfig;
 use super::residual_attention::MAX_KEPT;
 use super::rotary::{RopeConfig, ScalingKind};
 use super::{mixers, mtp};
@@ -102,6 +103,8 @@ pub struct Config {
     pub residual_block: usize,
     /// Hyper-connections, if the model has them.
     pub hyper: Option<HyperConfig>,
+    /// Embeddings of n-grams, if the model has them.
+    pub ngrams: Option<NgramConfig>,
     /// Indexers of sparse attention, if the model has any.
     pub indexer: Option<IndexerConfig>,
     /// Attention with compressed keys, if the model has it.
@@ -127,6 +130,8 @@ pub struct LayerConfig {
     pub rope: Option<usize>,
     /// The positions that attention reads.
     pub selection: Selection,
+    /// Positions of a block whose indexer keys are averaged.
+    pub index_ratio: usize,
     /// The blocks of positions that have a compressed key.
     pub compressor: Option<Compressor>,
     /// Whether the token, instead of the router, selects the experts.
@@ -229,10 +234,13 @@ impl Config {
         let compressed = mixers::compressed::read(&keys, arch, n_ctx_train, &mut layers, &mut ropes)?;
         let original_context = ropes.iter().find_map(|r| r.scaling).map_or(n_ctx_train, |s| s.original_context);
         let recurrent = mixers::read(&keys, arch, n_embd, &kinds, shards)?;
-        let rotated = ropes.iter().map(|rope| rope.n_rot).max().unwrap_or(0);
-        let indexer = mixers::indexer::read(&keys, arch, shards, &mut layers, rotated)?;
+        let indexer = mixers::indexer::read(&keys, arch, shards, &mut layers, &mut ropes)?;
         let index_layers = indexer.map_or(0, |indexer| indexer.kv_heads().count());
         place(&keys, arch, &mut layers, recurrent.as_ref(), index_layers)?;
+        let hyper = HyperConfig::read(&keys)?;
+        let streams = hyper.map_or(n_embd, |hyper| hyper.n * n_embd);
+        let state_at = layers_state_len(recurrent.as_ref(), &layers);
+        let ngrams = NgramConfig::read(&keys, arch, &layers, (n_embd, streams), state_at)?;
         let mtp_layer =
             next_layer.filter(|l| arch.mtp != Mtp::Unsupported && mtp::is_supported(l) && indexer.is_none());
         Ok(Config {
@@ -256,7 +264,7 @@ impl Config {
             temperature: temperature(&keys, arch, original_context)?,
             value_scale: keys.optional("attention.value_scale")?.unwrap_or(1.0),
             n_altup: altup(&keys, arch)?,
-            n_embd_layer: match keys.u32("embedding_length_per_layer_input")? {
+            n_embd_layer: match keys.u32("embedding_length_per_layer_input")?.filter(|_| !arch.ngrams) {
                 None => arch.layer_embeddings,
                 v => keys.in_range("embedding_length_per_layer_input", v, 0..=MAX_WIDTH / n_layer as u32)?,
             },
@@ -271,7 +279,8 @@ impl Config {
             experts,
             situ: situ(&keys)?,
             residual_block: residual_block(&keys, n_layer)?,
-            hyper: HyperConfig::read(&keys)?,
+            hyper,
+            ngrams,
             indexer,
             compressed,
             recurrent,
@@ -286,7 +295,15 @@ impl Config {
     pub(in crate::model) fn mtp_head(&self) -> Option<Config> {
         let layer = LayerConfig { block: 0, kv_layer: 0, state_at: 0, ..self.mtp_layer? };
         let (layers, n_nextn) = ([layer].into(), 0);
-        Some(Config { layers, n_nextn, recurrent: None, mtp_layer: None, is_mtp_head: true, ..self.clone() })
+        Some(Config {
+            layers,
+            n_nextn,
+            recurrent: None,
+            ngrams: None,
+            mtp_layer: None,
+            is_mtp_head: true,
+            ..self.clone()
+        })
     }
 
     /// Whether a tensor belongs to a layer that only drafts ([`Config::n_nextn`]).
@@ -340,8 +357,8 @@ impl Config {
 
     /// Floats of the recurrent state of a sequence; 0 for a model without recurrent layers.
     pub fn state_len(&self) -> usize {
-        let n = self.layers.iter().filter(|l| l.mixer.is_recurrent()).count();
-        self.recurrent.map_or(0, |r| r.state_len().saturating_mul(n))
+        let ngrams = self.ngrams.as_ref().map_or(0, NgramConfig::state_len);
+        layers_state_len(self.recurrent.as_ref(), &self.layers).saturating_add(ngrams)
     }
 
     /// Bytes of the recurrent state of a sequence; 0 for a model without recurrent layers.
@@ -370,7 +387,7 @@ impl Config {
             let index = Selection::Own { kv_layer };
             // a layer with compressed keys reads several
             self.compressed.is_some()
-                || self.indexer.is_some_and(|indexer| indexer.pool.is_some())
+                || self.indexer.is_some_and(|indexer| indexer.kv_heads().count() > 1)
                 || self.layers.iter().any(|l| !l.owns_kv && l.kv_layer == kv_layer || l.selection == index)
         };
         self.kv_layout(kv_type).in_turn(is_shared)
@@ -394,6 +411,12 @@ impl Config {
         let before = self.layers.iter().map(|l| l.window.left).max()?;
         before.checked_add(1)
     }
+}
+
+/// Floats of the state of all recurrent layers.
+fn layers_state_len(recurrent: Option<&RecurrentConfig>, layers: &[LayerConfig]) -> usize {
+    let n = layers.iter().filter(|l| l.mixer.is_recurrent()).count();
+    recurrent.map_or(0, |r| r.state_len().saturating_mul(n))
 }
 
 /// Betas of SiTU; the second is 0 if `up` is used as it is.

@@ -4,7 +4,7 @@
 //! q, k, v = silu(conv(W_qkv x));  z = W_z x;  b = W_b x;  a = W_a x
 //! q = l2(q) / sqrt(k_dim);  k = l2(k)
 //! decay = exp(softplus(a + dt) * A);  rate = sigmoid(b)
-//! y = W_out (norm(delta_rule(q, k, v, decay, rate)) * silu(z))
+//! y = W_out (norm(delta_rule(q, k, v, decay, rate)) * silu(z))      sigmoid(z) in Qwen4-Exp
 //! ```
 
 use alloc::format;
@@ -216,8 +216,9 @@ impl ForwardPass<'_, '_> {
         let z = m.input.part_starts[1];
         rows.each(out, value, &|_, out| rows.norm_heads(&m.norm, out));
         let normed = &*out;
+        let gate = if self.model.config.arch.sigmoid_delta_gate { Activation::Sigmoid } else { Activation::Silu };
         rows.each(input, stride, &|r, row| {
-            gated(rows.cpu, Activation::Silu, &mut row[z..z + value], &normed[r * value..][..value]);
+            gated(rows.cpu, gate, &mut row[z..z + value], &normed[r * value..][..value]);
         });
         let gated = &*input;
         rows.each(out, value, &|r, out| out.copy_from_slice(&gated[r * stride + z..][..value]));

@@ -3,6 +3,7 @@
 //! ```text
 //! q[h] = rope((W_q c)[h]);  k = rope(layer_norm(W_k x));  w = W_w x      one key for all heads; c: compressed queries
 //! q[h] = rope(norm((W_q x)[h]));  k = rope(norm(W_k x))                  for each KV head h (MiniMax-M3)
+//! q[h] = rope(norm((W_q x)[h]));  k = rope(norm(mean of W_k x))          one key for each block (Qwen4-Exp)
 //! ```
 //!
 //! The transform that implementations apply to queries and keys before they quantise them (Hadamard) is left out, and a
@@ -19,6 +20,7 @@ use super::super::config::{Config, LayerConfig, MAX_CONTEXT, MixerKind};
 use super::super::keys::Keys;
 use super::super::loader::LoadedTensors;
 use super::super::roles::{Part, Scope, TensorRow, matrix, values, vector};
+use super::super::rotary::RopeConfig;
 use super::super::scratch::AttentionScratch;
 use super::super::weights::{Linear, LinearGroup, Norm, linear, padded, required_norm};
 use super::compressed::place;
@@ -27,7 +29,7 @@ use crate::gguf::Gguf;
 use crate::kernels::act::Floats;
 use crate::kernels::attention::{
     self, Attention, AttentionWindow, Compressor, Indexer, KvHeads, KvMemory, KvRows, MAX_GROUP, MAX_HEAD_DIM,
-    Selected, SelectionRule, SelectionScratch,
+    Selected, SelectionRule, SelectionScratch, mean_key,
 };
 use crate::kernels::elementwise::add_scaled;
 use crate::kernels::norm::{NormKind, NormWeights, norm_in_place};
@@ -36,6 +38,12 @@ use crate::kernels::rope::{RopeStyle, Rotation, rope};
 
 /// Epsilon of the LayerNorm of keys, if the file does not state it.
 const KEY_NORM_EPS: f32 = 1e-6;
+
+/// Most positions of a block whose keys are averaged.
+const MAX_RATIO: u32 = 64;
+
+/// The factors of heads that have none.
+const EQUAL_WEIGHTS: [f32; MAX_GROUP] = [1.0; MAX_GROUP];
 
 /// Sizes of the indexers of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -52,18 +60,27 @@ pub struct IndexerConfig {
     pub norm_eps: f32,
     /// Blocks of positions that have one key, made of theirs.
     pub pool: Option<Compressor>,
+    /// Index in [`Config::ropes`] of the rotation of means, which has no sections.
+    mean_rope: usize,
 }
 
 impl IndexerConfig {
     /// What a layer has in KV pages: keys; and what pooled keys are made of.
     pub(in super::super) fn kv_heads(self) -> impl Iterator<Item = KvHeads> {
         let pool = self.pool.map(|pool| KvHeads::exact(pool.heads(), self.key_dim));
-        iter::once(KvHeads::separate(1, self.key_dim, 0)).chain(pool)
+        let means = (self.kind == IndexerKind::Means).then(|| KvHeads::exact(1, self.key_dim));
+        iter::once(KvHeads::separate(1, self.key_dim, 0)).chain(pool).chain(means)
+    }
+
+    /// How many positions a layer selects. Of blocks with one key, `top_k` positions and as many as may follow the last block.
+    fn rule_of(&self, layer: &LayerConfig) -> SelectionRule {
+        let shared = layer.index_ratio;
+        SelectionRule { top_k: self.rule.top_k + shared - 1, shared, ..self.rule }
     }
 
     /// Selections per token: one for all KV heads, or one for each.
     pub fn lists(&self) -> usize {
-        if matches!(self.kind, IndexerKind::Lightning(_)) { 1 } else { self.n_head }
+        if self.kind == IndexerKind::Blocks { self.n_head } else { 1 }
     }
 }
 
@@ -87,9 +104,14 @@ pub(in super::super) fn read(
     arch: &Arch,
     shards: &[Gguf<'_>],
     layers: &mut [LayerConfig],
-    rotated: usize,
+    ropes: &mut Vec<RopeConfig>,
 ) -> Result<Option<IndexerConfig>, LoadError> {
     let Some(kind) = arch.indexer else { return Ok(None) };
+    let rotated = ropes.iter().map(|rope| rope.n_rot).max().unwrap_or(0);
+    let ratios = match kind {
+        IndexerKind::Means => keys.per_layer_u32("attention.compress_ratios", layers.len())?,
+        _ => None,
+    };
     let n_head = keys.size("attention.indexer.head_count", 1..=MAX_GROUP as u32)?;
     let key_dim = keys.size("attention.indexer.key_length", 1..=MAX_HEAD_DIM as u32)?;
     if rotated > key_dim {
@@ -101,7 +123,7 @@ pub(in super::super) fn read(
     }
     let top_k = keys.size("attention.indexer.top_k", 1..=MAX_CONTEXT)?;
     let (block, local) = match kind {
-        IndexerKind::Lightning(_) => (1, 0),
+        IndexerKind::Lightning(_) | IndexerKind::Means => (1, 0),
         IndexerKind::Blocks => {
             let local = keys.u32("attention.indexer.local_blocks")?;
             (
@@ -112,7 +134,8 @@ pub(in super::super) fn read(
     };
     let types = "attention.indexer.types";
     let listed = if keys.has(types) { Some(keys.pattern(types, layers.len(), 0)?) } else { None };
-    let marker = if kind == IndexerKind::Blocks { "indexer.k_proj.weight" } else { "indexer.attn_k.weight" };
+    let is_lightning = matches!(kind, IndexerKind::Lightning(_));
+    let marker = if is_lightning { "indexer.attn_k.weight" } else { "indexer.k_proj.weight" };
     let mut selects = false;
     for (i, layer) in layers.iter_mut().enumerate() {
         let block = layer.block;
@@ -121,11 +144,17 @@ pub(in super::super) fn read(
         let is_sparse = match kind {
             IndexerKind::Lightning(_) => layer.mixer == MixerKind::Latent && layer.window.left == usize::MAX,
             IndexerKind::Blocks => has_indexer,
+            IndexerKind::Means => {
+                let ratio = ratios.as_ref().map_or(0, |ratios| ratios[i]);
+                let ratio = keys.in_range("attention.compress_ratios", Some(ratio), 0..=MAX_RATIO)?;
+                layer.index_ratio = ratio.max(1);
+                layer.mixer == MixerKind::Attention && ratio > 0
+            }
         };
         layer.selection = match (is_sparse, has_indexer) {
             (false, _) => continue,
             (true, true) => Selection::Own { kv_layer: 0 },
-            (true, false) if selects => Selection::Previous,
+            (true, false) if selects && kind != IndexerKind::Means => Selection::Previous,
             (true, false) => return Err(LoadError::MissingTensor { name: format!("blk.{block}.{marker}") }),
         };
         selects = true;
@@ -133,7 +162,7 @@ pub(in super::super) fn read(
             let expected = format!("attention.head_count_kv, {}", layer.heads.n_head_kv);
             return Err(keys.wrong("attention.indexer.head_count", n_head, expected));
         }
-        if kind != IndexerKind::Blocks && layer.heads.latent.is_none_or(|latent| latent.q_rank.is_none()) {
+        if is_lightning && layer.heads.latent.is_none_or(|latent| latent.q_rank.is_none()) {
             return Err(keys.wrong("attention.q_lora_rank", "nothing", "a number"));
         }
     }
@@ -142,8 +171,20 @@ pub(in super::super) fn read(
     let norm_eps = keys.positive(eps, KEY_NORM_EPS)?;
     let pool = pool(keys, top_k)?;
     let (every, whole_blocks) = (pool.map_or(1, |pool| pool.ratio), pool.is_some());
-    let rule = SelectionRule { top_k: top_k / every, block, local, every, whole_blocks };
-    Ok(Some(IndexerConfig { kind, n_head, key_dim, rule, norm_eps, pool }))
+    let rule = SelectionRule { top_k: top_k / every, block, local, every, whole_blocks, shared: 1 };
+    let mean_rope = if kind == IndexerKind::Means && selects { unsectioned(ropes) } else { 0 };
+    Ok(Some(IndexerConfig { kind, n_head, key_dim, rule, norm_eps, pool, mean_rope })
+        .filter(|_| selects || kind != IndexerKind::Means))
+}
+
+/// The index of the first RoPE variant with all pairs rotated.
+fn unsectioned(ropes: &mut Vec<RopeConfig>) -> usize {
+    let Some(first) = ropes.first() else { return 0 };
+    let all = RopeConfig { unrotated: Vec::new(), ..first.clone() };
+    ropes.iter().position(|rope| *rope == all).unwrap_or_else(|| {
+        ropes.push(all);
+        ropes.len() - 1
+    })
 }
 
 /// Blocks of positions that have one key.
@@ -161,10 +202,10 @@ fn pool(keys: &Keys<'_, '_>, top_k: usize) -> Result<Option<Compressor>, LoadErr
     Ok(Some(Compressor { ratio, overlaps: false }))
 }
 
-/// The indexer of a layer that has one, and whether all its heads select together.
+/// The indexer of a layer that has one, and whether it is a lightning indexer.
 fn sizes(c: &Scope<'_>) -> Option<(IndexerConfig, bool)> {
     let config = c.indexer.filter(|_| matches!(c.layer.selection, Selection::Own { .. }))?;
-    Some((config, config.kind != IndexerKind::Blocks))
+    Some((config, matches!(config.kind, IndexerKind::Lightning(_))))
 }
 
 fn of_lightning(c: &Scope<'_>) -> Option<IndexerConfig> {
@@ -232,7 +273,9 @@ impl IndexerWeights {
         let (Some(config), Selection::Own { .. }) = (&c.indexer, c.block(i).selection) else { return Ok(None) };
         let (inputs, query, query_norm) = match config.kind {
             IndexerKind::Lightning(_) => (["attn_k", "proj"], Some(linear(tensors, &name("attn_q_b"))?), None),
-            IndexerKind::Blocks => (["k_proj", "q_proj"], None, Some(required_norm(tensors, &name("q_norm"))?)),
+            IndexerKind::Blocks | IndexerKind::Means => {
+                (["k_proj", "q_proj"], None, Some(required_norm(tensors, &name("q_norm"))?))
+            }
         };
         let [keys, others] = inputs.map(|part| linear(tensors, &name(part)));
         let mut inputs = vec![keys?, others?];
@@ -253,7 +296,7 @@ impl IndexerWeights {
     /// The input projections, floats of a row, and columns of the projection of queries.
     pub(in super::super) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
         let query = self.query.as_ref().map_or((0, 0), |l| (padded(l.w.rows()), l.w.k()));
-        let pooled = if self.gate_bias.is_some() { self.key_norm.width } else { 0 };
+        let pooled = self.key_norm.width;
         (self.input.matrices().collect(), self.input.stride + query.0 + pooled, query.1)
     }
 }
@@ -289,7 +332,7 @@ impl ForwardPass<'_, '_> {
         let second = w.input.part_starts[w.input.part_starts.len() - 1];
         let style = match config.kind {
             IndexerKind::Lightning(style) => style,
-            IndexerKind::Blocks => c.rope.unwrap_or(RopeStyle::NeoX),
+            IndexerKind::Blocks | IndexerKind::Means => c.rope.unwrap_or(RopeStyle::NeoX),
         };
         let rotate = |r: usize, x: &mut [f32]| {
             let (cos, sin) = s.turns(c, i, r);
@@ -307,8 +350,12 @@ impl ForwardPass<'_, '_> {
                     norm_in_place(rows.cpu, &NormWeights { kind: NormKind::Layer, eps: config.norm_eps, w, b }, key);
                 }
                 IndexerKind::Blocks => rows.norm_heads(&w.key_norm, key),
+                // after the mean
+                IndexerKind::Means => {}
             }
-            rotate(r, key);
+            if config.kind != IndexerKind::Means {
+                rotate(r, key);
+            }
             if let Some(norm) = &w.query_norm {
                 rows.norm_heads(norm, &mut others[..width]);
                 rotate(r, &mut others[..width]);
@@ -319,6 +366,9 @@ impl ForwardPass<'_, '_> {
             (Some(pool), Some(bias)) => {
                 let pooled = &mut pooled[..n * key_dim];
                 self.pool_keys((kv_layer, pool, bias), (input, &w.input), s, memory, pooled);
+            }
+            _ if config.kind == IndexerKind::Means => {
+                self.average_keys((i, kv_layer), w, input, s, memory, &mut pooled[..n * key_dim]);
             }
             _ => {
                 let kv_rows = KvRows { x: input, stride, k_at: 0, v_at: 0, slots: &s.slots };
@@ -333,7 +383,10 @@ impl ForwardPass<'_, '_> {
                 rows.each(queries, q_stride, &|r, row| rotate(r, &mut row[..width]));
                 (&*queries, q_stride, Some(Floats { x: &input[second..], stride }))
             }
-            None => (&input[second..], stride, None),
+            None => {
+                let together = config.kind == IndexerKind::Means;
+                (&input[second..], stride, together.then_some(Floats { x: &EQUAL_WEIGHTS, stride: 0 }))
+            }
         };
         let attention = Attention {
             kv,
@@ -349,7 +402,7 @@ impl ForwardPass<'_, '_> {
             q_stride,
             spans: self.spans,
         };
-        let indexer = Indexer { attention, weights, rule: config.rule };
+        let indexer = Indexer { attention, weights, rule: config.rule_of(&c.layers[i]) };
         indexer.run(rows.cpu, rows.pool, &mut s.threads, &mut s.selection);
         s.index_rows = memory_of_rows;
     }
@@ -381,6 +434,42 @@ impl ForwardPass<'_, '_> {
             }
         });
         let kv_rows = KvRows { x: pooled, stride: dim, k_at: 0, v_at: 0, slots: &s.slots };
+        attention::write_kv(rows.cpu, rows.pool, &keys, kv_rows, memory);
+    }
+
+    /// Writes the keys of the rows, and the means of the blocks that end with them: at the last position of each.
+    fn average_keys(
+        &self,
+        (i, kv_layer): (usize, usize),
+        w: &IndexerWeights,
+        input: &[f32],
+        s: &AttentionScratch,
+        memory: &mut KvMemory,
+        means: &mut [f32],
+    ) {
+        let (rows, c, ratio, dim) =
+            (self.rows, &self.model.config, self.model.config.layers[i].index_ratio, w.key_norm.width);
+        let [keys, made_of] = [0, 1].map(|i| self.kv.layers()[kv_layer + i]);
+        let kv_rows = KvRows { x: input, stride: w.input.stride, k_at: 0, v_at: 0, slots: &s.slots };
+        attention::write_kv(rows.cpu, rows.pool, &made_of, kv_rows, memory);
+        let (written, style) = (&*memory, c.rope.unwrap_or(RopeStyle::NeoX));
+        let rotary = c.indexer.and_then(|indexer| s.rotary.get(indexer.mean_rope));
+        rows.each(means, dim, &|r, key| {
+            let (span, pos) = place(self.spans, r);
+            if !(pos + 1).is_multiple_of(ratio) {
+                return key.fill(0.0);
+            }
+            let start = pos + 1 - ratio;
+            mean_key(&made_of, written, span.pages, start..pos + 1, key);
+            rows.norm_heads(&w.key_norm, key);
+            if let Some(rotary) = rotary {
+                let mut turns = [[0.0; MAX_HEAD_DIM / 2]; 2];
+                let [cos, sin] = turns.each_mut().map(|turns| &mut turns[..rotary.pairs()]);
+                rotary.at(start, cos, sin);
+                rope(rows.cpu, Rotation { style, cos, sin, scale: 1.0 }, key, dim);
+            }
+        });
+        let kv_rows = KvRows { x: means, stride: dim, k_at: 0, v_at: 0, slots: &s.slots };
         attention::write_kv(rows.cpu, rows.pool, &keys, kv_rows, memory);
     }
 

@@ -201,7 +201,8 @@ const MARKERS: [(&str, bool); 4] = [
 const LIGHTNING: [(&str, bool); 1] = [(lightning::MARKER, true)];
 
 /// Tensors of which a layer with a feed-forward has one.
-const FEED_FORWARDS: [&str; 3] = ["ffn_up.weight", "ffn_up_exps.weight", rwkv::CHANNEL_MIX_KEY];
+const FEED_FORWARDS: [&str; 4] =
+    ["ffn_up.weight", "ffn_up_exps.weight", "ffn_gate_up_exps.weight", rwkv::CHANNEL_MIX_KEY];
 
 /// What the tensors of a file tell about a layer.
 #[derive(Clone, Copy)]

@@ -9,9 +9,10 @@ use alloc::vec::Vec;
 use core::ops::Deref;
 
 use self::tables::{LAYER_TENSORS, MODEL_TENSORS};
+use super::arch::IndexerKind;
 use super::config::{Config, LayerConfig, MixerKind, RecurrentConfig};
-use super::hyper;
 use super::mixers::{Selection, compressed, indexer, latent};
+use super::{hyper, ngrams};
 use crate::error::LoadError;
 use crate::gguf::TensorInfo;
 use crate::kernels::WeightArena;
@@ -220,13 +221,18 @@ pub(super) fn values(width: usize, rows: usize) -> Option<Role> {
     Some(Role::Values { width, rows })
 }
 
+/// The tables of the tensors outside of layers.
+fn model_tables() -> impl Iterator<Item = &'static [TensorRow]> {
+    [MODEL_TENSORS, hyper::MODEL_TENSORS, hyper::gated::MODEL_TENSORS].into_iter()
+}
+
 /// The row of a tensor outside of layers.
 fn model_row(name: &str) -> Option<&'static TensorRow> {
-    [MODEL_TENSORS, hyper::MODEL_TENSORS].into_iter().find_map(|rows| find(rows, name, 0))
+    model_tables().find_map(|rows| find(rows, name, 0))
 }
 
 /// The tables of the tensors of a layer, those of its mixer first; `None` if there is no such layer.
-fn layer_tables(c: &Config, layer: usize) -> Option<[&'static [TensorRow]; 5]> {
+fn layer_tables(c: &Config, layer: usize) -> Option<[&'static [TensorRow]; 7]> {
     if layer >= c.n_blocks() {
         return None;
     }
@@ -238,8 +244,9 @@ fn layer_tables(c: &Config, layer: usize) -> Option<[&'static [TensorRow]; 5]> {
         _ => &[],
     };
     let indexer = if c.indexer.is_some() { indexer::TENSORS } else { &[] };
-    let hyper = if c.hyper.is_some() { hyper::TENSORS } else { &[] };
-    Some([recurrent.map_or(&[], RecurrentConfig::tensors), latent, indexer, hyper, LAYER_TENSORS])
+    let recurrent = recurrent.map_or(&[][..], RecurrentConfig::tensors);
+    let [hyper, gated] = [hyper::TENSORS, hyper::gated::TENSORS];
+    Some([recurrent, latent, indexer, hyper, gated, ngrams::TENSORS, LAYER_TENSORS])
 }
 
 /// The row of a tensor; experts have indices below `n_experts`.
@@ -318,8 +325,18 @@ fn is_ignored(name: &str, c: &Config) -> bool {
     let layer = name.strip_prefix("blk.").and_then(|rest| index(rest.split_once('.')?.0)).map(|i| c.block(i));
     let is_of_keys = ["attn_k.", "attn_v.", "attn_k_norm."].iter().any(|beginning| part.starts_with(beginning));
     (is_of_keys && layer.is_some_and(|l| l.mixer.has_attention() && !l.owns_kv))
-        || (part.starts_with("indexer.") && layer.is_some_and(|l| l.selection == Selection::Previous))
+        || (part.starts_with("indexer.") && layer.is_some_and(|l| !reads_indexer(c, l)))
         || c.arch.ignored.iter().any(|beginning| part.starts_with(beginning))
+}
+
+/// Whether a layer has an indexer of its own, or must have none.
+fn reads_indexer(c: &Config, layer: &LayerConfig) -> bool {
+    match layer.selection {
+        Selection::Previous => false,
+        // files have the tensors of all layers with attention
+        Selection::All => c.arch.indexer != Some(IndexerKind::Means),
+        Selection::Own { .. } => true,
+    }
 }
 
 /// Parses an index in a tensor name: decimal without leading zeros.
@@ -339,7 +356,7 @@ pub(super) fn missing(c: &Config, has_tensor: impl Fn(&str) -> bool) -> Option<S
         Need::Always => (row.role)(&Scope::of_model(c), &[0; 4]).is_some(),
         Need::LongRope { other } => c.is_longrope() || has_tensor(other),
     };
-    if let Some(row) = MODEL_TENSORS.iter().filter(is_required).find(|row| !has_tensor(row.name)) {
+    if let Some(row) = model_tables().flatten().filter(is_required).find(|row| !has_tensor(row.name)) {
         return Some(row.name.into());
     }
     let norm = if c.arch.post_norm { Part::PostNorm } else { Part::PreNorm };
@@ -357,7 +374,7 @@ pub(super) fn missing(c: &Config, has_tensor: impl Fn(&str) -> bool) -> Option<S
         let (attention, recurrent) = (kind.mixer.has_attention(), kind.mixer.is_recurrent());
         let exists = |part: &str| has_tensor(&name(part));
         let is_each = |row: &&TensorRow| matches!(row.need, Need::EachLayer) && (row.role)(&scope, &[0; 4]).is_some();
-        let each = LAYER_TENSORS.iter().chain(hyper::TENSORS);
+        let each = layer_tables(c, layer).unwrap_or_default().into_iter().flatten();
         if let Some(row) = each.filter(is_each).find(|row| !exists(row.name)) {
             return Some(name(row.name));
         }

@@ -15,9 +15,14 @@ const EXPERTS: &[Layout] = &[(Part::FeedForward, 0)];
 const GATED: &[Layout] = &[(Part::FeedForward, 1)];
 const ANY_DENSE: &[Layout] = &[(Part::FeedForward, 1), (Part::FeedForward, 2)];
 
+/// Whether the streams are normalised by their connections.
+fn has_gated_streams(c: &Scope<'_>) -> bool {
+    c.hyper.is_some_and(|hyper| hyper.rank.is_some())
+}
+
 /// The norm of the input of a sub-layer.
 fn input_norm(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    if c.arch.plain_norms { None } else { vector(c.n_embd) }
+    if c.arch.plain_norms || has_gated_streams(c) { None } else { vector(c.n_embd) }
 }
 
 fn embedding_wide(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
@@ -30,7 +35,7 @@ fn residual_score(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
 }
 
 fn final_norm(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    if c.arch.post_norm || c.arch.plain_norms { None } else { vector(c.n_embd) }
+    if c.arch.post_norm || c.arch.plain_norms || has_gated_streams(c) { None } else { vector(c.n_embd) }
 }
 
 fn post_norm_only(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
@@ -127,8 +132,8 @@ pub(super) const MODEL_TENSORS: &[TensorRow] = &[
     .need(Need::Always),
     TensorRow::new("altup_proj.weight", stream_projections).need(Need::Always),
     TensorRow::new("altup_unembd_proj.weight", stream_projections).need(Need::Always),
-    TensorRow::new("per_layer_token_embd.weight", |c, _| match c.n_embd_layer {
-        0 => None,
+    TensorRow::new("per_layer_token_embd.weight", |c, dims| match c.n_embd_layer {
+        0 => c.ngrams.as_ref()?.table(dims),
         n => matrix(c.n_vocab, n * c.n_blocks()),
     })
     .need(Need::Always),

@@ -19,6 +19,7 @@ use crate::model::config::{Config, MixerKind};
 use crate::model::hyper::HyperWeights;
 use crate::model::loader::LoadedTensors;
 use crate::model::mixers::{CompressedWeights, IndexerWeights, LatentWeights};
+use crate::model::ngrams::NgramWeights;
 use crate::model::projection;
 use crate::model::roles::tensor_error;
 
@@ -58,11 +59,15 @@ impl Weights {
                     norm: required_norm(tensors, "per_layer_proj_norm")?,
                 }),
             },
+            ngram_table: match c.ngrams {
+                Some(_) => Some(tensors.matrix("per_layer_token_embd.weight")?),
+                None => None,
+            },
             embedding_norm: norm(tensors, "token_embd_norm")?.or(plain(c.arch.plain_embedding_norm, c.n_embd)),
             positions: if c.learned_positions { Some(tensors.matrix("position_embd.weight")?) } else { None },
             layers,
             final_norm: norm(tensors, "output_norm")?.or(plain(c.arch.plain_norms, c.n_embd)),
-            hyper_output: match HyperWeights::load(tensors, "output_hc")? {
+            hyper_output: match HyperWeights::load(tensors, "output_hc", c.n_embd)? {
                 None if c.compressed.is_some() => return Err(missing("output_hc_fn.weight")),
                 weights => weights,
             },
@@ -315,7 +320,7 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
         (Some(attn), Some(ffn)) => ResidualOrder::PostNorm([attn, ffn]),
         _ if parallel => ResidualOrder::Parallel,
         _ if c.hyper.is_some() => {
-            let [attn, ffn] = ["hc_attn", "hc_ffn"].map(|part| HyperWeights::load(tensors, &name(part)));
+            let [attn, ffn] = ["hc_attn", "hc_ffn"].map(|part| HyperWeights::load(tensors, &name(part), c.n_embd));
             let missing = || missing(&name("hc_attn_fn.weight"));
             ResidualOrder::Hyper(Box::new([attn?.ok_or_else(missing)?, ffn?.ok_or_else(missing)?]))
         }
@@ -340,6 +345,7 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
     Ok(Layer {
         order,
         mixer,
+        ngrams: NgramWeights::load(c, tensors, i)?.map(Box::new),
         indexer: IndexerWeights::load(c, tensors, i)?,
         second_norm: norm(tensors, &name("attn_norm_2"))?,
         post_attn_norm: norm(tensors, &name("post_attention_norm"))?.map(with_eps),

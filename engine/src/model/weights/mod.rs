@@ -14,6 +14,7 @@ use super::config::Config;
 use super::hyper::HyperWeights;
 pub use super::mixers::{ChannelMix, CompressedWeights, IndexerWeights, LatentWeights, Recurrent};
 pub use super::mtp::MtpInput;
+pub use super::ngrams::NgramWeights;
 use crate::kernels::panel::{Matrix, PANEL};
 
 /// A matrix and its bias: `y = w x + b`.
@@ -251,6 +252,8 @@ pub struct Layer {
     pub ffn: FeedForward,
     /// Norm after the feed-forward (n_embd).
     pub post_ffn_norm: Option<Norm>,
+    /// Embeddings of n-grams, which are added to the residual streams before the mixer.
+    pub ngrams: Option<Box<NgramWeights>>,
     /// The layer's own embedding, which is added after the feed-forward.
     pub embedding: Option<LayerEmbedding>,
     /// Factor on the residual stream after the layer.
@@ -315,6 +318,8 @@ pub struct Weights {
     pub altup: Option<AltUpProjections>,
     /// Embeddings of the layers.
     pub layer_embeddings: Option<LayerEmbeddings>,
+    /// Embeddings of n-grams, (rows, width of a head).
+    pub ngram_table: Option<Matrix>,
     /// The layers, in order.
     pub layers: Vec<Layer>,
     /// Norm after the layers (n_embd).
@@ -403,10 +408,11 @@ impl Layer {
         };
         match &self.order {
             ResidualOrder::AltUp(altup) => all.extend([&altup.router.w, &altup.laurel.left.w, &altup.laurel.right.w]),
-            ResidualOrder::Hyper(weights) => all.extend(weights.iter().map(|w| &w.linear.w)),
+            ResidualOrder::Hyper(weights) => all.extend(weights.iter().flat_map(HyperWeights::matrices)),
             _ => {}
         }
         all.extend(self.indexer.iter().flat_map(IndexerWeights::matrices));
+        all.extend(self.ngrams.iter().flat_map(|n| n.matrices()));
         all.extend(self.embedding.iter().flat_map(|e| [&e.gate.w, &e.proj.w]));
         match &self.ffn {
             FeedForward::None => {}
@@ -435,13 +441,14 @@ impl Weights {
             self.positions.as_ref(),
             self.output.as_deref().filter(|_| output),
             self.mtp_input.as_ref().map(|input| &input.proj.w),
-            self.hyper_output.as_ref().map(|output| &output.linear.w),
         ];
         let layers = self.layers.iter().flat_map(Layer::matrices);
         let heads = self.classifier.iter().flat_map(Classifier::linears);
         let projections = self.projections.iter().chain(heads).map(|projection| &projection.w);
         let projections = projections.chain(self.altup.iter().flat_map(|a| a.split.iter().chain(&a.merge)));
         let projections = projections.chain(self.layer_embeddings.iter().flat_map(|e| [&e.table, &e.proj.w]));
+        let projections = projections.chain(self.hyper_output.iter().flat_map(HyperWeights::matrices));
+        let projections = projections.chain(self.ngram_table.as_ref());
         outside.into_iter().flatten().chain(layers).chain(projections).map(Matrix::len_bytes).sum()
     }
 
@@ -457,6 +464,7 @@ impl Weights {
             + self.altup.iter().flat_map(|a| a.split.iter().chain(&a.merge)).map(Matrix::len_bytes).sum::<usize>();
         self.output.as_ref().unwrap_or(&self.embedding).len_bytes()
             + self.mtp_input.as_ref().map_or(0, |input| input.proj.w.len_bytes())
+            + self.hyper_output.iter().flat_map(HyperWeights::matrices).map(Matrix::len_bytes).sum::<usize>()
             + projection
             + c.layers.iter().map(|config| layer(&self.layers[config.block])).sum::<usize>()
     }

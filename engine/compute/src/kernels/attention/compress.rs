@@ -10,6 +10,8 @@
 //!
 //! [`KvHeads::exact`]: super::KvHeads::exact
 
+use core::ops::Range;
+
 use super::super::exp::exp;
 use super::super::norm::max;
 use super::{KvLayer, KvMemory, PAGE, Slot};
@@ -75,6 +77,25 @@ impl Compressor {
             *out = sum * (1.0 / weights);
         }
     }
+}
+
+/// Computes the mean of the keys of consecutive positions of a sequence with these pages: their sum, ascending, times the
+/// reciprocal of their number.
+///
+/// # Panics
+/// If the layer has no [exact](super::KvHeads::exact) keys of one head, or a page is missing.
+pub fn mean_key(kv: &KvLayer, memory: &KvMemory, pages: &[u32], positions: Range<usize>, out: &mut [f32]) {
+    assert!(kv.heads.n == 1 && kv.heads.key_dim == out.len());
+    let scale = 1.0 / positions.len() as f32;
+    for (i, pos) in positions.enumerate() {
+        let key = kv.exact_key(memory, 0, Slot { page: pages[pos / PAGE], token: (pos % PAGE) as u32 });
+        for (d, out) in out.iter_mut().enumerate() {
+            let b = &key[d * PAGE * 4..][..4];
+            let x = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+            *out = if i == 0 { x } else { *out + x };
+        }
+    }
+    out.iter_mut().for_each(|x| *x *= scale);
 }
 
 #[cfg(test)]

@@ -38,7 +38,7 @@ use core::ops::Range;
 use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
 use block::{AttentionBlock, BlockOutput, ScoresOp, run_chunk_op};
-pub use compress::Compressor;
+pub use compress::{Compressor, mean_key};
 use joint::JOINT_PARTS;
 pub use joint::attend_jointly;
 pub use kv::{KvHeads, KvLayer, KvLayout, KvRows, KvType, MAX_HEAD_DIM, MAX_LATENT_DIM, PAGE, Slot, write_kv};

@@ -38,6 +38,9 @@ pub struct SelectionRule {
     /// Whether a selected compressed key stands for all positions of its block, instead of itself. The positions after the
     /// last whole block are then selected too.
     pub whole_blocks: bool,
+    /// Positions of a block that have one score, that of its last one; 1 if each has its own. The positions after the last whole
+    /// block are then selected before all others. If it is more, `block` and `every` are 1.
+    pub shared: usize,
 }
 
 impl SelectionRule {
@@ -233,11 +236,13 @@ fn choose(rule: SelectionRule, pos: usize, score: impl Fn(usize) -> f32, memory:
     }
     let (blocks, heap) = memory.split_at_mut(memory.len() / 2);
     let (blocks, heap) = (&mut blocks[..n], &mut heap[..rule.top_k]);
+    // where the score of a position is
+    let last = |t: usize| (t / rule.shared + 1) * rule.shared - 1;
     for (j, best) in blocks.iter_mut().enumerate() {
-        let score = match j + rule.local >= n {
+        let score = match j + rule.local >= n || last(j) > pos {
             true => f32::INFINITY,
             // NaN counts as the lowest score
-            false => positions(j).map(&score).fold(f32::NEG_INFINITY, |m, s| if s > m { s } else { m }),
+            false => positions(j).map(|t| score(last(t))).fold(f32::NEG_INFINITY, |m, s| if s > m { s } else { m }),
         };
         *best = score.to_bits();
     }

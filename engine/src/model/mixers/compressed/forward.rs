@@ -152,6 +152,7 @@ impl ForwardPass<'_, '_> {
                         local: 0,
                         every: compressor.ratio,
                         whole_blocks: false,
+                        shared: 1,
                     };
                     let weights = Some(Floats { x: &[], stride: 1 });
                     let indexer = Indexer { attention: of_blocks, weights, rule };
@@ -264,6 +265,7 @@ impl ForwardPass<'_, '_> {
             local: 0,
             every: m.blocks.compressor.ratio,
             whole_blocks: false,
+            shared: 1,
         };
         Indexer { attention, weights, rule }.run(rows.cpu, rows.pool, &mut s.threads, &mut s.selection);
     }

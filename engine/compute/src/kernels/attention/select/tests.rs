@@ -179,7 +179,7 @@ fn compressed_keys_stand_at_ends_of_blocks() {
     let cases = [(4, 3), (4, usize::MAX), (24, 2), (128, usize::MAX), (128, 1)];
     for (whole_blocks, (every, top_k)) in [false, true].into_iter().flat_map(|w| cases.map(|c| (w, c))) {
         for pos in 0..400 {
-            let rule = SelectionRule { top_k, block: 1, local: 0, every, whole_blocks };
+            let rule = SelectionRule { top_k, block: 1, local: 0, every, whole_blocks, shared: 1 };
             let score = |t: usize| ((t * 131) % 401) as f32;
             let (mut memory, mut words) = (vec![0; 1024], vec![u16::MAX; 400usize.div_ceil(PAGE)]);
             choose(rule, pos, score, &mut memory, &mut words);
@@ -223,7 +223,7 @@ proptest! {
             n_head,
             kv_heads,
             together,
-            rule: SelectionRule { top_k: top_k.max(local), block, local, every: 1, whole_blocks: false },
+            rule: SelectionRule { top_k: top_k.max(local), block, local, every: 1, whole_blocks: false, shared: 1 },
             all,
             tokens,
             index_keys: numbers(all * KEY),
