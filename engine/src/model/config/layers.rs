@@ -51,7 +51,6 @@ pub(super) fn layers(
     // without limits of their own, shared experts have those of the others
     let has_own = !arch.limited_dense || keys.has("swiglu_clamp_shexp");
     let shared_limits = if has_own { shared_limits } else { expert_limits.clone() };
-    let has_shared_limits = keys.has("swiglu_clamp_shexp");
     let heads = heads(keys, n_embd, kinds, &local)?;
     if let Some(h) = heads.iter().find(|h| arch.gated_queries && h.key_dim != h.value_dim) {
         return Err(keys.wrong(
@@ -109,10 +108,7 @@ pub(super) fn layers(
             },
             output_scale: if rescale > 0 && (i + 1) % rescale == 0 { 0.5 } else { 1.0 },
             xielu: xielu.as_ref().map(|all| all[i]),
-            shared_limit: match arch.limited_dense && !has_shared_limits {
-                true => expert_limits[i],
-                false => shared_limits[i],
-            },
+            shared_limit: shared_limits[i],
             selection: Selection::All,
             index_ratio: 1,
             compressor: None,
