@@ -118,6 +118,7 @@ module_in_wasmtime() {
     for isa in simd128 relaxed-simd; do
         in_wasmtime $isa web-$isa-threads/starling_bg.wasm --test instructions || return 1
     done
+    in_wasmtime simd128 web-simd128-memory64/starling_bg.wasm --test instructions || return 1
     in_wasmtime relaxed-i16 plain-relaxed-simd.wasm --test module goldens || return 1
     in_wasmtime simd128 component-simd128.wasm --test component --test instructions
 }

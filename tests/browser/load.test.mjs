@@ -403,6 +403,51 @@ test("an aborted download stops, and leaves nothing", async () => {
   assert.deepEqual(await cache(), []);
 });
 
+test("a model beyond 4 GiB gets the module with memory64, or is refused before it is read", async () => {
+  /** As {@link attempt}, of a file that is said to be longer than it is; and the modules that were fetched. */
+  const large = async (options) => {
+    const target = await blank(b);
+    b.server.requests.length = 0;
+    const error = await target.evaluate(
+      async ([url, options]) => {
+        const { body } = await fetch(url);
+        return Starling.load(body, { size: 5e9, ...options }).catch(({ code, message }) => ({ code, message }));
+      },
+      [TINY, options],
+    );
+    await target.close();
+    return { ...error, modules: b.server.requests.filter((r) => r.endsWith(".wasm")).map((r) => r.split("/").at(-1)) };
+  };
+  const chosen = await large({});
+  assert.deepEqual([chosen.code, chosen.modules], ["model", ["relaxed-simd.wasm", "simd128-memory64.wasm"]]);
+  assert.match(chosen.message, new RegExp(`^stream: .*${bytes.length}`));
+  for (const [options, code, message, modules] of [
+    [{ memory64: true }, "model", /^stream: /, ["simd128-memory64.wasm"]],
+    [{ memory64: false }, "memory", /5000000000 bytes.*option memory64 is false/, ["relaxed-simd.wasm"]],
+    [{ wasm: "/web/wasm/simd128.wasm" }, "memory", /room for 3600000000/, ["simd128.wasm"]],
+    [{ size: 2e10 }, "memory", /room for 15500000000/, ["relaxed-simd.wasm"]],
+    [{ isa: "relaxed-simd" }, "unsupported", /have simd128 only/, ["relaxed-simd.wasm"]],
+  ]) {
+    const r = await large(options);
+    assert.deepEqual([r.code, r.modules], [code, modules], JSON.stringify(r));
+    assert.match(r.message, message);
+  }
+  assert.equal((await attempt(TINY, { wasm: "/web/wasm/simd128-memory64.wasm" })).text, expected);
+
+  const old = await blank(b);
+  const refused = await old.evaluate(async (url) => {
+    const { validate } = WebAssembly;
+    // an engine without memory64: tables and memories have no such flag
+    WebAssembly.validate = (bytes) => !bytes.toString().endsWith("5,3,1,4,1") && validate(bytes);
+    const { body } = await fetch(url);
+    const [large, forced] = [Starling.load(body, { size: 5e9 }), Starling.load(url, { memory64: true })];
+    return Promise.all([large, forced].map((load) => load.catch(({ code, message }) => [code, message])));
+  }, TINY);
+  assert.deepEqual(refused.map(([code]) => code), ["memory", "unsupported"]);
+  assert.match(refused[0][1], /this runtime has no memory64 for larger models: Chrome and Edge 133/);
+  await old.close();
+});
+
 test("an abort is heard at every stage of loading", async () => {
   const target = await blank(b);
   const run = (f) =>

@@ -6,6 +6,7 @@ import { after, before, test } from "node:test";
 
 import { Starling, StarlingError } from "../../web/dist/index.js";
 import { Instance } from "../../web/dist/instance.js";
+import { capacityOf } from "../../web/dist/capacity.js";
 import { countFitting } from "../../web/dist/load.js";
 import { openPart } from "../../web/dist/source.js";
 import { split } from "./split.mjs";
@@ -521,8 +522,14 @@ test("sources and modules that are not there or wrong, and models that are too l
   await assert.rejects(load(new URL("file:///nothing.gguf")), code("network"));
   await assert.rejects(load("nothing.gguf"), code("network"));
   await assert.rejects(load(new Blob(["<!doctype html>"])), code("model"));
-  const stream = new ReadableStream({ pull: (c) => c.enqueue(new Uint8Array(10)) });
-  await assert.rejects(load(stream, { size: 2 ** 33 }), code("memory"));
+  const stream = () => new ReadableStream({ pull: (c) => c.enqueue(new Uint8Array(10)) });
+  await assert.rejects(load(stream(), { size: 2 ** 34 }), code("memory"));
+  await assert.rejects(load(stream(), { size: 2 ** 32, memory64: false }), code("memory"));
+  if (!Starling.features().memory64) {
+    const refused = (e) => code("memory")(e) && /room for 3600000000, and this runtime has no memory64/.test(e.message);
+    await assert.rejects(load(stream(), { size: 2 ** 32 }), refused);
+    await assert.rejects(load(TINY, { memory64: true }), code("unsupported"));
+  }
   await assert.rejects(load(TINY, { wasm: new Uint8Array(8) }), code("request"));
   await assert.rejects(load(TINY, { wasm: "relative.wasm" }), code("request"));
   await assert.rejects(
@@ -541,13 +548,14 @@ test("a stream of no known length is told of, and ends where it becomes too larg
   assert.equal(progress.at(-1).loaded, progress.at(-1).total);
 
   let cancelled = false;
+  const capacity = capacityOf({ isMemory64: false, isOwn: false, memory64: false, isSupported: true });
   const endless = new ReadableStream({
     pull: (c) => c.enqueue(new Uint8Array(1 << 20)),
     // a source that never says that it has stopped
     cancel: () => new Promise(() => (cancelled = true)),
   });
   await assert.rejects(
-    openPart({ stream: endless, size: undefined }, {}, undefined, countFitting(3.6e9 - 5e6)),
+    openPart({ stream: endless, size: undefined }, {}, undefined, countFitting(capacity, 3.6e9 - 5e6)),
     (e) => code("memory")(e) && /at least 36\d+ bytes/.test(e.message),
   );
   assert.ok(cancelled);

@@ -202,6 +202,10 @@ impl TensorRecipe {
                 let (lo, width) = (self.lo as f32, (self.hi - self.lo) as f32);
                 draw(&mut |g| lo + width * g.uniform())
             }
+            "ids" => {
+                let (lo, width) = (self.lo as f32, (self.hi - self.lo) as f32);
+                draw(&mut |g| f32::from((lo + width * g.uniform()) as u8))
+            }
             rule => panic!("unknown rule {rule}"),
         };
         values.iter_mut().for_each(|x| *x = round(*x));
@@ -276,6 +280,7 @@ impl Recipe {
 fn data(writer: &mut GgufWriter, t: &TensorRecipe, seed: u64, dtype: Dtype) -> Vec<u8> {
     let (values, k) = (t.values(seed), t.shape[0]);
     let dtype = match t.w {
+        _ if t.rule == "ids" => Dtype::I32,
         false => Dtype::F32,
         true if k.is_multiple_of(dtype.block_len()) => dtype,
         true => Dtype::F16,
@@ -285,6 +290,9 @@ fn data(writer: &mut GgufWriter, t: &TensorRecipe, seed: u64, dtype: Dtype) -> V
     match dtype {
         Dtype::F32 => {
             values.iter().zip(data.chunks_exact_mut(4)).for_each(|(v, b)| b.copy_from_slice(&v.to_le_bytes()))
+        }
+        Dtype::I32 => {
+            values.iter().zip(data.chunks_exact_mut(4)).for_each(|(v, b)| b.copy_from_slice(&(*v as i32).to_le_bytes()))
         }
         _ => Quantiser::new(dtype)
             .and_then(|quantiser| quantiser.rows(&values, k as usize, None, &mut data))

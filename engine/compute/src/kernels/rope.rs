@@ -27,13 +27,17 @@ pub struct Rotation<'a> {
 }
 
 /// Rotates the first `2 * cos.len()` elements of each head of one token, then multiplies the heads by `scale`: `(a, b)
-/// -> (a*cos - b*sin, a*sin + b*cos)`. `heads` is (n_heads, head_dim).
+/// -> (a*cos - b*sin, a*sin + b*cos)`. `heads` is (n_heads, head_dim);
+/// both may be 0.
 ///
 /// # Panics
 /// If `cos` and `sin` differ in length or are longer than half a head, or `heads` is not whole heads.
 pub fn rope(cpu: Cpu, rotation: Rotation<'_>, heads: &mut [f32], head_dim: usize) {
     let Rotation { style, cos, sin, scale } = rotation;
     assert!(cos.len() == sin.len() && cos.len() * 2 <= head_dim && heads.len().is_multiple_of(head_dim));
+    if heads.is_empty() {
+        return;
+    }
     cpu.run(Rope { style, heads, head_dim, cos, sin, scale });
 }
 

@@ -13,7 +13,7 @@ use crate::kernels::elementwise::Xielu;
 use crate::math::{exp, ln, sqrt};
 use crate::model::arch::{Arch, ExpertInput, Rotated, ScoreScale, Swiglu};
 use crate::model::keys::Keys;
-use crate::model::mixers::LayerKind;
+use crate::model::mixers::{LayerKind, MixerKind};
 use crate::model::rotary::RopeConfig;
 
 /// Attention windows and RoPE variants of the layers.
@@ -51,7 +51,6 @@ pub(super) fn layers(
     // without limits of their own, shared experts have those of the others
     let has_own = !arch.limited_dense || keys.has("swiglu_clamp_shexp");
     let shared_limits = if has_own { shared_limits } else { expert_limits.clone() };
-    let has_shared_limits = keys.has("swiglu_clamp_shexp");
     let heads = heads(keys, n_embd, kinds, &local)?;
     if let Some(h) = heads.iter().find(|h| arch.gated_queries && h.key_dim != h.value_dim) {
         return Err(keys.wrong(
@@ -109,10 +108,7 @@ pub(super) fn layers(
             },
             output_scale: if rescale > 0 && (i + 1) % rescale == 0 { 0.5 } else { 1.0 },
             xielu: xielu.as_ref().map(|all| all[i]),
-            shared_limit: match arch.limited_dense && !has_shared_limits {
-                true => expert_limits[i],
-                false => shared_limits[i],
-            },
+            shared_limit: shared_limits[i],
             selection: Selection::All,
             index_ratio: 1,
             compressor: None,
@@ -136,8 +132,8 @@ pub(super) fn layers(
     Ok((ropes, layers))
 }
 
-/// Gives each layer its keys and values in KV pages, of which an indexer has `index_layers`, and the place of its recurrent state. The last layers may read keys
-/// and values of the last layer before them that has the same kind of window.
+/// Gives each layer its keys and values in KV pages, of which an indexer has `index_layers`, and the place of its recurrent
+/// state. The last layers may read keys and values of the last layer before them that has the same kind of window.
 pub(super) fn place(
     keys: &Keys<'_, '_>,
     arch: &Arch,
@@ -178,7 +174,9 @@ pub(super) fn place(
 /// Widths of the dense feed-forwards; 0 in layers without a feed-forward.
 fn ff_widths(keys: &Keys<'_, '_>, arch: &Arch, kinds: &[LayerKind], n_embd: usize) -> Result<Vec<usize>, LoadError> {
     let name = "feed_forward_length";
-    let widths = keys.per_layer_u32(name, kinds.len())?;
+    // layers of DeepSeek-V4 have experts only, and files do not state another width
+    let is_known = keys.has(name) || kinds.iter().all(|kind| kind.mixer != MixerKind::Compressed);
+    let widths = keys.per_layer_u32(if is_known { name } else { "expert_feed_forward_length" }, kinds.len())?;
     let width = |i: usize| {
         if !kinds[i].has_ffn {
             return Ok(0);

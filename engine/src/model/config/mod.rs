@@ -203,9 +203,10 @@ impl Config {
         let n_blocks = keys.size("block_count", 1..=MAX_LAYERS)?;
         let n_nextn = keys.u32("nextn_predict_layers")?.unwrap_or(0);
         let n_nextn = keys.in_range("nextn_predict_layers", Some(n_nextn), 0..=n_blocks as u32 - 1)?;
-        let n_layer = n_blocks - n_nextn;
         let n_embd = keys.size("embedding_length", 1..=MAX_WIDTH)?;
         let kinds = mixers::layer_kinds(&keys, arch, n_blocks, shards)?;
+        let n_nextn = if mixers::compressed::has_mtp(&kinds, shards, n_blocks - n_nextn) { n_nextn } else { 0 };
+        let n_layer = n_blocks - n_nextn;
         let alibi = match arch.alibi {
             Alibi::Never => false,
             Alibi::Always => true,

@@ -250,8 +250,8 @@ pub(in super::super) const TENSORS: &[TensorRow] = &[
 
 /// Weights of an indexer.
 pub struct IndexerWeights {
-    /// Keys (key_dim, n_embd); gates of keys that are pooled (key_dim, n_embd); then the factors of the heads (n_head, n_embd),
-    /// or queries (n_head * key_dim, n_embd).
+    /// Keys (key_dim, n_embd); gates of keys that are pooled (key_dim, n_embd); then the factors of the heads (n_head,
+    /// n_embd), or queries (n_head * key_dim, n_embd).
     input: LinearGroup,
     /// (ratio, key_dim): added to the gates, by position in the block.
     gate_bias: Option<Vec<f32>>,

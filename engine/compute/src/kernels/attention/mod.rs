@@ -39,6 +39,7 @@ use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
 use block::{AttentionBlock, BlockOutput, ScoresOp, run_chunk_op};
 pub use compress::{Compressor, mean_key};
+use joint::JOINT_PARTS;
 pub use joint::attend_jointly;
 pub use kv::{KvHeads, KvLayer, KvLayout, KvRows, KvType, MAX_HEAD_DIM, MAX_LATENT_DIM, PAGE, Slot, write_kv};
 pub use memory::KvMemory;
@@ -266,7 +267,7 @@ pub struct AttendScratch {
     /// (columns, value_dims): weighted values of the current chunk, and of all chunks so far.
     part: Vec<f32>,
     total: Vec<f32>,
-    /// (sources, columns, part_len): partial results of attention over several layers.
+    /// (parts, columns, part_len): partial results of [`attend_jointly`]; empty for layers without compressed keys.
     joint: Vec<f32>,
     /// Keys or values of some tokens, converted to f32 for a block of many columns.
     wide: Vec<f32>,
@@ -280,13 +281,15 @@ impl AttendScratch {
     pub fn new(layers: &[KvLayer]) -> AttendScratch {
         let dims = layers.iter().map(|kv| kv.value_dims().max(kv.heads.key_dim)).max().unwrap_or(0);
         let rows = || vec![0.0; MAX_COLUMNS * dims];
+        // compressed keys come with what they are made of
+        let has_blocks = layers.iter().any(|kv| kv.heads.exact);
         AttendScratch {
             dims,
             q: rows(),
             scores: vec![[0.0; CHUNK]; MAX_COLUMNS],
             part: rows(),
             total: rows(),
-            joint: Vec::new(),
+            joint: vec![0.0; if has_blocks { JOINT_PARTS * MAX_COLUMNS * (2 + dims) } else { 0 }],
             wide: vec![0.0; WIDE * dims],
         }
     }

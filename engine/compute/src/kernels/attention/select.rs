@@ -32,8 +32,8 @@ pub struct SelectionRule {
     pub block: usize,
     /// The last blocks up to the token's own that are selected whatever their scores.
     pub local: usize,
-    /// Only every so manieth position can be selected, 1 for all: those where compressed keys stand, the last ones of
-    /// blocks of this length. `block` is then 1, and `local` 0.
+    /// Only the last positions of blocks of this length can be selected, where compressed keys stand; 1 for all. If it is
+    /// more, `block` is 1 and `local` 0.
     pub every: usize,
     /// Whether a selected compressed key stands for all positions of its block, instead of itself. The positions after the
     /// last whole block are then selected too.

@@ -201,6 +201,36 @@ fn positions_of_a_block_share_a_score() {
     }
 }
 
+/// The best of the last positions of blocks, all that there are if none is left out, or none; or their whole blocks and the
+/// positions after the last one.
+#[test]
+fn compressed_keys_stand_at_ends_of_blocks() {
+    let cases = [(4, 3), (4, usize::MAX), (24, 2), (128, usize::MAX), (128, 1)];
+    for (whole_blocks, (every, top_k)) in [false, true].into_iter().flat_map(|w| cases.map(|c| (w, c))) {
+        for pos in 0..400 {
+            let rule = SelectionRule { top_k, block: 1, local: 0, every, whole_blocks, shared: 1 };
+            let score = |t: usize| ((t * 131) % 401) as f32;
+            let (mut memory, mut words) = (vec![0; 1024], vec![u16::MAX; 400usize.div_ceil(PAGE)]);
+            choose(rule, pos, score, &mut memory, &mut words);
+            let selected = |t: &usize| words[t / PAGE] >> (t % PAGE) & 1 != 0;
+            let end = if whole_blocks { pos + 1 } else { (pos / PAGE + 1) * PAGE };
+            let got: Vec<usize> = (0..end).filter(selected).collect();
+            let mut ends: Vec<usize> = (0..=pos).filter(|t| (t + 1).is_multiple_of(every)).collect();
+            ends.sort_by(|a, b| score(*b).total_cmp(&score(*a)));
+            ends.truncate(top_k);
+            ends.sort();
+            let want = match whole_blocks {
+                true => {
+                    let blocks = ends.iter().flat_map(|end| end + 1 - every..=*end);
+                    blocks.chain((pos + 1) / every * every..pos + 1).collect()
+                }
+                false => ends,
+            };
+            assert_eq!(got, want, "{top_k} of blocks of {every} up to {pos}, whole: {whole_blocks}");
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
