@@ -19,9 +19,10 @@ use starling_tests::architecture::{model, recipe};
 use starling_tests::sequences::{check_together, engine_of_type, prompt, request, run, same};
 
 /// A model of each kind of recurrent layer, alone or beside attention.
-const MODELS: [&str; 12] = [
+const MODELS: [&str; 13] = [
     "qwen35",
     "qwen3next",
+    "qwen4exp",
     "lfm2",
     "granitehybrid",
     "falcon-h1",

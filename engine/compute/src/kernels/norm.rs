@@ -76,6 +76,12 @@ pub fn l2_norm(cpu: Cpu, x: &mut [f32], eps: f32, factor: f32) {
     scale(cpu, x, factor / max(length, eps));
 }
 
+/// L2 normalisation with an epsilon in the root: `x = x * (factor / sqrt(sum(x * x) + eps))`.
+pub fn l2_norm_with_eps(cpu: Cpu, x: &mut [f32], eps: f32, factor: f32) {
+    let length = crate::math::sqrt(cpu.run(Squares(x)) + eps);
+    scale(cpu, x, factor / length);
+}
+
 /// The mean of the squares of `x`.
 pub fn mean_square(cpu: Cpu, x: &[f32]) -> f32 {
     cpu.run(Squares(x)) / x.len() as f32

@@ -376,7 +376,18 @@ fn fall_back(dtype: Dtype, k: u64) -> Dtype {
 
 /// Whether llama.cpp quantises a tensor: weight matrices, but not vectors, norms, routers and small tables.
 fn may_quantise(t: &SourceTensor<'_>) -> bool {
-    const KEPT: [&str; 5] = ["_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d", "shortconv.conv.weight", ".rel_pos"];
+    const KEPT: [&str; 9] = [
+        "_norm.weight",
+        "ffn_gate_inp.weight",
+        "ssm_conv1d",
+        "shortconv.conv.weight",
+        ".rel_pos",
+        "indexer.k_proj.weight",
+        "indexer.q_proj.weight",
+        // llama.cpp quantises these, although they are no matrices
+        "ple_norm_",
+        "compressor_ape",
+    ];
     let is_matrix = t.dims[1..].iter().any(|&d| d > 1);
     let is_table = matches!(t.name, "position_embd.weight" | "token_types.weight");
     is_matrix && t.name.ends_with("weight") && !is_table && !KEPT.iter().any(|kept| t.name.contains(kept))

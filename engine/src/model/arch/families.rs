@@ -68,6 +68,7 @@ const BASE: Arch = Arch {
     prefix: "",
     half_rotary: false,
     tiled_value_heads: false,
+    l2_adds_eps: false,
     sigmoid_delta_gate: false,
     ngrams: false,
     mamba_by_heads: false,
@@ -159,10 +160,11 @@ pub const ARCHS: &[Arch] = &[
     Arch {
         name: "qwen4exp",
         indexer: Some(IndexerKind::Means),
+        l2_adds_eps: true,
         sigmoid_delta_gate: true,
         ngrams: true,
         mtp: Mtp::Unsupported,
-        required: &["hyper_connection.low_rank", "expert_feed_forward_length"],
+        required: &["hyper_connection.count", "hyper_connection.low_rank", "expert_feed_forward_length"],
         ..QWEN35
     },
     LFM2,

@@ -153,6 +153,8 @@ pub struct Arch {
     pub indexer_rotates_end: bool,
     /// What multi-token prediction reads of the model.
     pub mtp: Mtp,
+    /// Delta net: whether the epsilon of unit vectors is added to their squares, instead of a limit of the length.
+    pub l2_adds_eps: bool,
     /// Delta net: whether its output is multiplied by the sigmoid of the gate, instead of the SiLU.
     pub sigmoid_delta_gate: bool,
     /// Whether `embedding_length_per_layer_input` is the width of embeddings of n-grams.

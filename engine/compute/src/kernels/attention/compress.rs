@@ -145,4 +145,28 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn a_mean_equals_that_in_f64_for_every_storage_type() {
+        let (dim, n) = (20, 3 * PAGE);
+        for kv_type in KvType::ALL {
+            let layout = KvLayout::new(kv_type, [KvHeads::separate(1, 8, 8), KvHeads::exact(1, dim)]);
+            let pages: Vec<u32> = (0..n.div_ceil(PAGE) as u32).rev().collect();
+            let mut memory = KvMemory::zeroed(&layout, pages.len()).expect("memory");
+            let x: Vec<f32> = (0..n).flat_map(|pos| (0..dim).map(move |i| value(pos, i))).collect();
+            let slots: Vec<Slot> =
+                (0..n).map(|pos| Slot { page: pages[pos / PAGE], token: (pos % PAGE) as u32 }).collect();
+            let rows = KvRows { x: &x, stride: dim, k_at: 0, v_at: 0, slots: &slots };
+            let kv = layout.layers()[1];
+            write_kv(Cpu::SCALAR, &Inline, &kv, rows, &mut memory);
+            for (start, len) in [(0, 1), (0, 4), (13, 7), (16, 32), (47, 1)] {
+                let mut out = vec![0.0; dim];
+                mean_key(&kv, &memory, &pages, start..start + len, &mut out);
+                for (d, out) in out.iter().enumerate() {
+                    let want = (start..start + len).map(|pos| f64::from(value(pos, d))).sum::<f64>() / len as f64;
+                    assert!((f64::from(*out) - want).abs() < 1e-6, "{out} {want} of {len} from {start} on");
+                }
+            }
+        }
+    }
 }

@@ -183,13 +183,13 @@ impl ForwardPass<'_, '_> {
 
     /// Computes values and gates of the rows and the keys of the blocks that end with them, and writes both to `memory`: the
     /// keys at KV layer `kv_layer` of those of layer `i`, values and gates at the next one.
-    fn compress<'m>(
+    fn compress(
         &self,
         (i, m, kv_layer): (usize, &Blocks, usize),
         x: &[f32],
         s: &AttentionScratch,
         memory: &mut KvMemory,
-        (rest, words): (&mut &'m mut [f32], &mut [u32]),
+        (rest, words): (&mut &mut [f32], &mut [u32]),
     ) {
         let (n, rows, stride, c) = (self.n, self.rows, m.input.stride, &self.model.config);
         let (dim, width, gate_at) = (m.dim(), m.width(), m.input.part_starts[1]);
@@ -226,13 +226,13 @@ impl ForwardPass<'_, '_> {
     }
 
     /// Selects the blocks that the rows attend to; `compressed` is what queries are projected from.
-    fn select_blocks<'m>(
+    fn select_blocks(
         &self,
         (i, m): (usize, &BlockIndexer),
         (x, compressed): (&[f32], Floats<'_>),
         s: &mut AttentionScratch,
         memory: &mut KvMemory,
-        (rest, words): (&mut &'m mut [f32], &mut [u32]),
+        (rest, words): (&mut &mut [f32], &mut [u32]),
     ) {
         let (n, rows, c, dim, tails) = (self.n, self.rows, &self.model.config, m.blocks.dim(), self.tails());
         let Some(config) = &c.compressed else { return };

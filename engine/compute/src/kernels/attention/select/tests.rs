@@ -172,6 +172,35 @@ fn equal_scores_are_kept_as_in_gcc() {
     }
 }
 
+/// The positions after the last whole block, and those of the best blocks, of which the last one may be cut.
+#[test]
+fn positions_of_a_block_share_a_score() {
+    for (shared, top_k) in [(4, 11), (4, 8), (5, 1), (7, 24), (1, 3)] {
+        for pos in 0..200 {
+            let rule = SelectionRule { top_k, block: 1, local: 0, every: 1, whole_blocks: false, shared };
+            // of other positions than the last of blocks nothing is read
+            let score = |t: usize| match (t + 1).is_multiple_of(shared) {
+                true => ((t * 131) % 211) as f32,
+                false => panic!("a score of position {t}"),
+            };
+            let (mut memory, mut words) = (vec![0; 512], vec![0; 13]);
+            choose(rule, pos, score, &mut memory, &mut words);
+            let is_selected = |t: &usize| words[t / PAGE] >> (t % PAGE) & 1 != 0;
+            let selected: Vec<usize> = (0..=pos).filter(is_selected).collect();
+            assert_eq!(selected.len(), top_k.min(pos + 1), "{top_k} of {pos}");
+            let n_whole = (pos + 1) / shared;
+            let n_after = pos + 1 - n_whole * shared;
+            assert!(n_after > top_k || (n_whole * shared..=pos).all(|t| selected.contains(&t)));
+            let mut blocks: Vec<usize> = (0..n_whole).collect();
+            blocks.sort_by(|a, b| score((b + 1) * shared - 1).total_cmp(&score((a + 1) * shared - 1)));
+            let n_best = top_k.saturating_sub(n_after) / shared;
+            for block in blocks.iter().take(n_best) {
+                assert!((block * shared..(block + 1) * shared).all(|t| selected.contains(&t)), "{block} at {pos}");
+            }
+        }
+    }
+}
+
 /// The best of the last positions of blocks, all that there are if none is left out, or none; or their whole blocks and the
 /// positions after the last one.
 #[test]
