@@ -310,7 +310,7 @@ fn metadata(writer: &mut GgufWriter, key: &str, kind: &str, value: &serde_json::
         match kind {
             "INT32" => writer.i32_array(key, &integers().map(|v| v as i32).collect::<Vec<_>>()),
             "UINT32" => writer.u32_array(key, &integers().map(|v| v as u32).collect::<Vec<_>>()),
-            "UINT64" => writer.u64_array(key, &integers().map(|v| v as u64).collect::<Vec<_>>()),
+            "UINT64" => writer.u64_array(key, &all.iter().map(|v| v.as_u64().expect("an integer")).collect::<Vec<_>>()),
             "FLOAT32" => writer.f32_array(key, &all.iter().map(float).collect::<Vec<_>>()),
             "BOOL" => writer.bool_array(key, &all.iter().map(|v| v.as_bool().expect("a boolean")).collect::<Vec<_>>()),
             "STRING" => writer.str_array(key, &all.iter().map(|v| v.as_str().expect("text")).collect::<Vec<_>>()),

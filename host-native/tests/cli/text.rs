@@ -8,7 +8,8 @@ use starling::gguf::Gguf;
 use starling::kernels::Cpu;
 
 use super::starling::{
-    IO, PROMPT, RECEIPT, SMALL, USAGE, command, fails, fixture, ok, pinned, said, starling, temp, with_input, written,
+    IO, MODEL_ERROR, PROMPT, RECEIPT, SMALL, USAGE, command, fails, fixture, ok, pinned, said, starling, temp,
+    with_input, written,
 };
 
 #[test]
@@ -80,7 +81,7 @@ fn draft_models_that_cannot_draft() {
     run(&temp("no-draft.gguf"), IO, &["no-draft.gguf"]);
     fails(&["serve", "--port", "0", "--draft-model", &draft("bert-cls-f16")], USAGE, &["bert-cls-f16.gguf", "encoder"]);
     fails(&["serve", "--port", "0", "--draft-model", &temp("no-draft.gguf")], IO, &["no-draft.gguf"]);
-    fails(&["run", "x", "--draft-mtp"], USAGE, &["nextn_predict_layers", "no layer for multi-token prediction"]);
+    fails(&["run", "x", "--draft-mtp"], MODEL_ERROR, &["nextn_predict_layers", "no layer for multi-token prediction"]);
     let both = ["--draft-mtp", "--draft-model", "x.gguf"];
     fails(&[&["run", "x"], &both[..]].concat(), USAGE, &["--draft-mtp", "cannot be used with", "--draft-model"]);
     let both = ["--draft-mtp", "true", "--draft-model", "x.gguf"];
