@@ -187,7 +187,7 @@ fn what_cannot_be_is_refused_by_name() {
         (("attention.compress_ratios", json!([4, 65, 4, 4])), "attention.compress_ratios"),
         (("attention.indexer.top_k", json!(0)), "attention.indexer.top_k"),
     ] {
-        let refusal = load(&changed(&[change.clone()])).err().unwrap_or_else(|| panic!("{change:?}"));
+        let refusal = load(&changed(std::slice::from_ref(&change))).err().unwrap_or_else(|| panic!("{change:?}"));
         assert!(refusal.contains(named), "{change:?}: {refusal}");
     }
     for part in ["blk.0.hc_attn_inject", "blk.0.ple_value", "output_hc_up", "blk.3.indexer.k_norm", "blk.1.hc_ffn_norm"]

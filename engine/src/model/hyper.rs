@@ -16,6 +16,7 @@
 
 pub(super) mod gated;
 
+use alloc::boxed::Box;
 use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -127,7 +128,7 @@ pub enum HyperWeights {
     /// A weight per stream.
     Weighted(WeightedStreams),
     /// A gate per element.
-    Gated(GatedWeights),
+    Gated(Box<GatedWeights>),
 }
 
 /// Weights of connections that have a weight per stream.
@@ -144,7 +145,7 @@ impl HyperWeights {
     /// Takes the tensors `NAME_fn`, `NAME_base` and `NAME_scale`, or those of gates, if they exist; streams have `d` elements.
     pub(super) fn load(tensors: &mut LoadedTensors, name: &str, d: usize) -> Result<Option<HyperWeights>, LoadError> {
         if tensors.has(&format!("{name}_down.weight")) {
-            return Ok(Some(HyperWeights::Gated(GatedWeights::load(tensors, name, d)?)));
+            return Ok(Some(HyperWeights::Gated(Box::new(GatedWeights::load(tensors, name, d)?))));
         }
         if !tensors.has(&format!("{name}_fn.weight")) {
             return Ok(None);
