@@ -19,7 +19,7 @@ const DOTS = {
 /** Fewer than a build with kernels has, more than random bytes would have. */
 const MIN_DOTS = 50;
 /** Bytes of the module for browsers without relaxed SIMD at most: raw, and with brotli. */
-const MAX_SIZES = { "simd128": [2560 << 10, 800 << 10] };
+const MAX_SIZES = { "simd128": [3072 << 10, 960 << 10] };
 
 for (const [isa, code] of Object.entries(DOTS)) {
   const module = await readFile(new URL(`wasm/${isa}.wasm`, import.meta.url));
