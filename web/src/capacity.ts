@@ -7,6 +7,19 @@ const MAX_BYTES = 3.6e9;
 /** The same for memory64: browsers give a module at most 16 GiB. */
 const MAX_BYTES_MEMORY64 = 15.5e9;
 
+/** Pages of 64 KiB of a memory with 64-bit addresses at most, as the module says. */
+const MAX_PAGES_MEMORY64 = 262144;
+
+/**
+ * The memory, shared by threads with 64-bit addresses, for a model of `bytes` bytes and 4 GiB besides. Its maximum is reserved at
+ * once, and those of models that were disposed of are in the way until they are collected.
+ */
+export function sharedMemory64(bytes: number): WebAssembly.Memory {
+  const pages = Math.min(Math.ceil(bytes / 65536) + 65536, MAX_PAGES_MEMORY64);
+  const size = { initial: 64n, maximum: BigInt(pages), address: "i64", shared: true };
+  return new WebAssembly.Memory(size as unknown as WebAssembly.MemoryDescriptor);
+}
+
 /** How large a model may be. */
 export interface Capacity {
   /** Bytes of weights that fit in the module at hand. */

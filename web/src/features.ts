@@ -79,7 +79,10 @@ function canShareMemory(size: object): boolean {
   }
 }
 
-const canShareMemory64 = () => canShareMemory({ initial: 1n, maximum: 262144n, address: "i64" });
+let sharedMemory64: boolean | undefined;
+
+// once: each attempt reserves 16 GiB of addresses until it is collected
+const canShareMemory64 = () => (sharedMemory64 ??= canShareMemory({ initial: 1n, maximum: 262144n, address: "i64" }));
 
 /** More threads by default cost more in synchronisation than they gain. */
 const DEFAULT_MAX_THREADS = 8;

@@ -4,6 +4,7 @@ import * as single64 from "../wasm/memory64.js";
 import * as threaded64 from "../wasm/memory64-threads.js";
 import * as single from "../wasm/starling.js";
 import * as threaded from "../wasm/threads.js";
+import { sharedMemory64 } from "./capacity.js";
 import { type ErrorCode, StarlingError } from "./errors.js";
 import { importsMemory, isMemory64 } from "./module.js";
 
@@ -27,12 +28,19 @@ export class Instance {
   readonly isMemory64: boolean;
   #crash: StarlingError | undefined;
 
-  /** @throws {StarlingError} if there is no memory for it, or the module is not the engine's */
-  constructor(module: WebAssembly.Module) {
+  /**
+   * An instance for a model of `bytes` bytes.
+   *
+   * @throws {StarlingError} if there is no memory for it, or the module is not the engine's
+   */
+  constructor(module: WebAssembly.Module, bytes: number) {
     this.bindings = bindingsOf(module);
     this.isMemory64 = isMemory64(module);
     try {
-      this.memory = this.bindings.initSync({ module }).memory;
+      const memory = this.isMemory64 && importsMemory(module) ? sharedMemory64(bytes) : undefined;
+      // the bindings of modules without threads take no memory
+      const start = { module, ...(memory && { memory }) };
+      this.memory = this.bindings.initSync(start).memory;
     } catch (e) {
       const message = `the WebAssembly module cannot be instantiated: ${(e as Error).message}`;
       throw new StarlingError(e instanceof RangeError ? "memory" : "request", message, { cause: e });

@@ -103,7 +103,7 @@ class Engines {
       module = await unlessAborted(compile({ isa, threads: threads > 1, memory64: true }), this.#signal);
     let engine = this.#started.get(module);
     if (!engine) {
-      const instance = new Instance(module);
+      const instance = new Instance(module, bytes);
       engine = { instance, helpersStarted: Helpers.start(module, instance.memory, threads - 1) };
       this.#started.set(module, engine);
     }
