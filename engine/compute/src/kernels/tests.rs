@@ -343,7 +343,7 @@ proptest! {
             write_kv(cpu, &Inline, &kv, rows, &mut memory);
             let mut parts = vec![0.0; Attention::parts_len(&kv, group, tokens, all)];
             let mut out = vec![0.0; tokens * group * dv];
-            let window = AttentionWindow { left: usize::MAX, right: 0, chunk: usize::MAX };
+            let window = AttentionWindow::CAUSAL;
             let spans = [Span { row: 0, n: tokens, pos: past, pages: &pages }];
             let (q, q_stride) = (&q[..], group * dk);
             Attention { kv, memory: &memory, n_head: group, window, soft_cap: None, alibi: None, bias: None, sinks: None, selected: None, q, q_stride, spans: &spans }

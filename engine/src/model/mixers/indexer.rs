@@ -23,15 +23,14 @@ use super::super::roles::{Part, Scope, TensorRow, matrix, values, vector};
 use super::super::rotary::RopeConfig;
 use super::super::scratch::AttentionScratch;
 use super::super::weights::{Linear, LinearGroup, Norm, linear, padded, required_norm};
-use super::compressed::place;
+use super::blocks::BlockKeys;
 use crate::error::LoadError;
 use crate::gguf::Gguf;
 use crate::kernels::act::Floats;
 use crate::kernels::attention::{
-    self, Attention, AttentionWindow, Compressor, Indexer, KvHeads, KvMemory, KvRows, MAX_GROUP, MAX_HEAD_DIM,
-    Selected, SelectionRule, SelectionScratch, mean_key,
+    self, Attention, Compressor, Indexer, KvHeads, KvMemory, KvRows, MAX_GROUP, MAX_HEAD_DIM, Selected, SelectionRule,
+    SelectionScratch, mean_key,
 };
-use crate::kernels::elementwise::add_scaled;
 use crate::kernels::norm::{NormKind, NormWeights, norm_in_place};
 use crate::kernels::panel::Matrix;
 use crate::kernels::rope::{RopeStyle, Rotation, rope};
@@ -39,7 +38,7 @@ use crate::kernels::rope::{RopeStyle, Rotation, rope};
 /// Epsilon of the LayerNorm of keys, if the file does not state it.
 const KEY_NORM_EPS: f32 = 1e-6;
 
-/// Most positions of a block whose keys are averaged.
+/// Most positions of a block that has one key.
 const MAX_RATIO: u32 = 64;
 
 /// The factors of heads that have none.
@@ -191,7 +190,7 @@ fn unsectioned(ropes: &mut Vec<RopeConfig>) -> usize {
 fn pool(keys: &Keys<'_, '_>, top_k: usize) -> Result<Option<Compressor>, LoadError> {
     let name = "attention.indexer.kpool";
     let Some(ratio) = keys.u32(name)? else { return Ok(None) };
-    let ratio = keys.in_range(name, Some(ratio), 2..=64)?;
+    let ratio = keys.in_range(name, Some(ratio), 2..=MAX_RATIO)?;
     if !top_k.is_multiple_of(ratio) {
         return Err(keys.wrong("attention.indexer.top_k", top_k, format!("a multiple of kpool, {ratio}")));
     }
@@ -202,27 +201,26 @@ fn pool(keys: &Keys<'_, '_>, top_k: usize) -> Result<Option<Compressor>, LoadErr
     Ok(Some(Compressor { ratio, overlaps: false }))
 }
 
-/// The indexer of a layer that has one, and whether it is a lightning indexer.
-fn sizes(c: &Scope<'_>) -> Option<(IndexerConfig, bool)> {
-    let config = c.indexer.filter(|_| matches!(c.layer.selection, Selection::Own { .. }))?;
-    Some((config, matches!(config.kind, IndexerKind::Lightning(_))))
+/// The indexer of a layer that has one.
+fn sizes(c: &Scope<'_>) -> Option<IndexerConfig> {
+    c.indexer.filter(|_| matches!(c.layer.selection, Selection::Own { .. }))
 }
 
 fn of_lightning(c: &Scope<'_>) -> Option<IndexerConfig> {
-    sizes(c).filter(|(_, together)| *together).map(|(config, _)| config)
+    sizes(c).filter(|config| matches!(config.kind, IndexerKind::Lightning(_)))
 }
 
 fn of_pool(c: &Scope<'_>) -> Option<Compressor> {
     of_lightning(c)?.pool
 }
 
-fn of_blocks(c: &Scope<'_>) -> Option<IndexerConfig> {
-    sizes(c).filter(|(_, together)| !together).map(|(config, _)| config)
+fn of_input_queries(c: &Scope<'_>) -> Option<IndexerConfig> {
+    sizes(c).filter(|config| matches!(config.kind, IndexerKind::Blocks | IndexerKind::Means))
 }
 
 /// The tensors of a layer with an indexer.
 pub(in super::super) const TENSORS: &[TensorRow] = &[
-    TensorRow::new("indexer.k_norm.weight", |c, _| vector(sizes(c)?.0.key_dim)).of(&[(Part::Indexer, 0)]),
+    TensorRow::new("indexer.k_norm.weight", |c, _| vector(sizes(c)?.key_dim)).of(&[(Part::Indexer, 0)]),
     TensorRow::new("indexer.k_norm.bias", |c, _| vector(of_lightning(c)?.key_dim)).of(&[(Part::Indexer, 0)]),
     TensorRow::new("indexer.proj.weight", |c, _| matrix(of_lightning(c)?.n_head, c.n_embd)).of(&[(Part::Indexer, 0)]),
     TensorRow::new("indexer.attn_k.weight", |c, _| matrix(of_lightning(c)?.key_dim, c.n_embd))
@@ -240,12 +238,13 @@ pub(in super::super) const TENSORS: &[TensorRow] = &[
     TensorRow::new("indexer_compressor_ape.weight", |c, _| values(of_lightning(c)?.key_dim, of_pool(c)?.ratio))
         .of(&[(Part::Indexer, 0)]),
     TensorRow::new("indexer.q_proj.weight", |c, _| {
-        let config = of_blocks(c)?;
+        let config = of_input_queries(c)?;
         matrix(config.n_head * config.key_dim, c.n_embd)
     })
     .of(&[(Part::Indexer, 0)]),
-    TensorRow::new("indexer.k_proj.weight", |c, _| matrix(of_blocks(c)?.key_dim, c.n_embd)).of(&[(Part::Indexer, 0)]),
-    TensorRow::new("indexer.q_norm.weight", |c, _| vector(of_blocks(c)?.key_dim)).of(&[(Part::Indexer, 0)]),
+    TensorRow::new("indexer.k_proj.weight", |c, _| matrix(of_input_queries(c)?.key_dim, c.n_embd))
+        .of(&[(Part::Indexer, 0)]),
+    TensorRow::new("indexer.q_norm.weight", |c, _| vector(of_input_queries(c)?.key_dim)).of(&[(Part::Indexer, 0)]),
 ];
 
 /// Weights of an indexer.
@@ -362,13 +361,18 @@ impl ForwardPass<'_, '_> {
             }
         });
         let kv = self.kv.layers()[kv_layer];
+        let block_keys = |ratio| BlockKeys { keys: kv, made_of: self.kv.layers()[kv_layer + 1], ratio };
         match (config.pool, &w.gate_bias) {
             (Some(pool), Some(bias)) => {
-                let pooled = &mut pooled[..n * key_dim];
-                self.pool_keys((kv_layer, pool, bias), (input, &w.input), s, memory, pooled);
+                self.bias_gates((input, stride), w.input.part_starts[1], bias, pool.ratio);
+                let (of, keys) = (block_keys(pool.ratio), &mut pooled[..n * key_dim]);
+                self.write_block_keys(of, (input, stride), (keys, key_dim), s, memory, &|memory, pages, pos, key| {
+                    pool.compress(&of.made_of, memory, pages, pos, key);
+                });
             }
             _ if config.kind == IndexerKind::Means => {
-                self.average_keys((i, kv_layer), w, input, s, memory, &mut pooled[..n * key_dim]);
+                let of = block_keys(c.layers[i].index_ratio);
+                self.average_keys(of, w, input, s, memory, &mut pooled[..n * key_dim]);
             }
             _ => {
                 let kv_rows = KvRows { x: input, stride, k_at: 0, v_at: 0, slots: &s.slots };
@@ -388,79 +392,30 @@ impl ForwardPass<'_, '_> {
                 (&input[second..], stride, together.then_some(Floats { x: &EQUAL_WEIGHTS, stride: 0 }))
             }
         };
-        let attention = Attention {
-            kv,
-            memory,
-            n_head: config.n_head,
-            window: AttentionWindow { left: usize::MAX, right: 0, chunk: usize::MAX },
-            soft_cap: None,
-            alibi: None,
-            bias: None,
-            sinks: None,
-            selected: None,
-            q,
-            q_stride,
-            spans: self.spans,
-        };
+        let q = Floats { x: q, stride: q_stride };
+        let attention = Attention::causal(kv, memory, config.n_head, q, self.spans);
         let indexer = Indexer { attention, weights, rule: config.rule_of(&c.layers[i]) };
         indexer.run(rows.cpu, rows.pool, &mut s.threads, &mut s.selection);
         s.index_rows = memory_of_rows;
     }
 
-    /// Writes keys and gates of the rows, and the keys of the blocks that end with them: at the last position of each.
-    fn pool_keys(
-        &self,
-        (kv_layer, pool, bias): (usize, Compressor, &[f32]),
-        (input, group): (&mut [f32], &LinearGroup),
-        s: &AttentionScratch,
-        memory: &mut KvMemory,
-        pooled: &mut [f32],
-    ) {
-        let (rows, stride, gate_at, dim) = (self.rows, group.stride, group.part_starts[1], bias.len() / pool.ratio);
-        rows.each(input, stride, &|r, row| {
-            row.copy_within(gate_at..gate_at + dim, dim);
-            let at = place(self.spans, r).1 % pool.ratio * dim;
-            add_scaled(rows.cpu, &mut row[dim..2 * dim], &bias[at..at + dim], 1.0);
-        });
-        let [keys, made_of] = [0, 1].map(|i| self.kv.layers()[kv_layer + i]);
-        let kv_rows = KvRows { x: input, stride, k_at: 0, v_at: 0, slots: &s.slots };
-        attention::write_kv(rows.cpu, rows.pool, &made_of, kv_rows, memory);
-        let (written, spans) = (&*memory, self.spans);
-        rows.each(pooled, dim, &|r, key| {
-            let (span, pos) = place(spans, r);
-            match pool.ends_at(pos) {
-                true => pool.compress(&made_of, written, span.pages, pos, key),
-                false => key.fill(0.0),
-            }
-        });
-        let kv_rows = KvRows { x: pooled, stride: dim, k_at: 0, v_at: 0, slots: &s.slots };
-        attention::write_kv(rows.cpu, rows.pool, &keys, kv_rows, memory);
-    }
-
-    /// Writes the keys of the rows, and the means of the blocks that end with them: at the last position of each.
+    /// Writes the means of the blocks' keys, normalised and rotated.
     fn average_keys(
         &self,
-        (i, kv_layer): (usize, usize),
+        of: BlockKeys,
         w: &IndexerWeights,
         input: &[f32],
         s: &AttentionScratch,
         memory: &mut KvMemory,
         means: &mut [f32],
     ) {
-        let (rows, c, ratio, dim) =
-            (self.rows, &self.model.config, self.model.config.layers[i].index_ratio, w.key_norm.width);
-        let [keys, made_of] = [0, 1].map(|i| self.kv.layers()[kv_layer + i]);
-        let kv_rows = KvRows { x: input, stride: w.input.stride, k_at: 0, v_at: 0, slots: &s.slots };
-        attention::write_kv(rows.cpu, rows.pool, &made_of, kv_rows, memory);
-        let (written, style) = (&*memory, c.rope.unwrap_or(RopeStyle::NeoX));
+        let (rows, c, dim) = (self.rows, &self.model.config, w.key_norm.width);
+        let style = c.rope.unwrap_or(RopeStyle::NeoX);
         let rotary = c.indexer.and_then(|indexer| s.rotary.get(indexer.mean_rope));
-        rows.each(means, dim, &|r, key| {
-            let (span, pos) = place(self.spans, r);
-            if !(pos + 1).is_multiple_of(ratio) {
-                return key.fill(0.0);
-            }
-            let start = pos + 1 - ratio;
-            mean_key(&made_of, written, span.pages, start..pos + 1, key);
+        let stride = w.input.stride;
+        self.write_block_keys(of, (input, stride), (means, dim), s, memory, &|memory, pages, pos, key| {
+            let start = pos + 1 - of.ratio;
+            mean_key(&of.made_of, memory, pages, start..pos + 1, key);
             rows.norm_heads(&w.key_norm, key);
             if let Some(rotary) = rotary {
                 let mut turns = [[0.0; MAX_HEAD_DIM / 2]; 2];
@@ -469,8 +424,6 @@ impl ForwardPass<'_, '_> {
                 rope(rows.cpu, Rotation { style, cos, sin, scale: 1.0 }, key, dim);
             }
         });
-        let kv_rows = KvRows { x: means, stride: dim, k_at: 0, v_at: 0, slots: &s.slots };
-        attention::write_kv(rows.cpu, rows.pool, &keys, kv_rows, memory);
     }
 
     /// The selected positions of layer `i`, the last that were computed.

@@ -1,6 +1,7 @@
 //! What mixes the tokens of a sequence in a layer: attention, a recurrent mixer, both, or nothing. The tensors of a file
 //! tell which, or its numbers of heads.
 
+mod blocks;
 pub(super) mod compressed;
 mod delta_net;
 pub(super) mod indexer;

@@ -34,11 +34,6 @@ impl Compressor {
         if self.overlaps { 4 } else { 2 }
     }
 
-    /// Whether a block ends at this position.
-    pub fn ends_at(self, pos: usize) -> bool {
-        (pos + 1).is_multiple_of(self.ratio)
-    }
-
     /// The first position of the block that ends at `last`.
     pub fn start(self, last: usize) -> usize {
         (last + 1).saturating_sub(self.ratio)
@@ -127,7 +122,7 @@ mod tests {
                     (0..n).map(|pos| Slot { page: pages[pos / PAGE], token: (pos % PAGE) as u32 }).collect();
                 let rows = KvRows { x: &x, stride, k_at: 0, v_at: 0, slots: &slots };
                 write_kv(Cpu::SCALAR, &Inline, &kv, rows, &mut memory);
-                for last in (0..n).filter(|pos| c.ends_at(*pos)) {
+                for last in (0..n).filter(|pos| (pos + 1).is_multiple_of(c.ratio)) {
                     let mut out = vec![0.0; dim];
                     c.compress(&kv, &memory, &pages, last, &mut out);
                     let (start, half) = (last + 1 - ratio, c.heads() / 2);

@@ -148,7 +148,7 @@ mod tests {
                     q_stride: self.n_head * DIM,
                     spans: &[span],
                 };
-                let window = AttentionWindow { left: usize::MAX, right: 0, chunk: usize::MAX };
+                let window = AttentionWindow::CAUSAL;
                 let selected = Some(selection.selected());
                 let parts = [of_window, Attention { kv: layout.layers()[1], window, selected, ..of_window }];
                 let mut out = vec![f32::NAN; n * self.n_head * DIM];

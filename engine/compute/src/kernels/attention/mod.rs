@@ -35,6 +35,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
+use super::act::Floats;
 use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
 use block::{AttentionBlock, BlockOutput, ScoresOp, run_chunk_op};
@@ -88,6 +89,11 @@ pub struct AttentionWindow {
     pub chunk: usize,
 }
 
+impl AttentionWindow {
+    /// All tokens up to itself.
+    pub const CAUSAL: AttentionWindow = AttentionWindow { left: usize::MAX, right: 0, chunk: usize::MAX };
+}
+
 /// A bias on the score of each key, by its distance from the query.
 #[derive(Clone, Copy)]
 pub struct DistanceBias<'a> {
@@ -130,7 +136,20 @@ pub struct Attention<'a> {
 /// contexts keep all threads busy.
 const FEW_ROWS: usize = 4;
 
-impl Attention<'_> {
+impl<'a> Attention<'a> {
+    /// Causal attention to all positions, with nothing but the dot products in its scores.
+    pub fn causal(
+        kv: KvLayer,
+        memory: &'a KvMemory,
+        n_head: usize,
+        q: Floats<'a>,
+        spans: &'a [Span<'a>],
+    ) -> Attention<'a> {
+        let (window, Floats { x: q, stride: q_stride }) = (AttentionWindow::CAUSAL, q);
+        let (soft_cap, alibi, bias, sinks, selected) = (None, None, None, None, None);
+        Attention { kv, memory, n_head, window, soft_cap, alibi, bias, sinks, selected, q, q_stride, spans }
+    }
+
     /// Floats of scratch for partial results, for a batch of `max_seqs` sequences of up to `n_ctx` tokens.
     pub fn parts_len(kv: &KvLayer, n_head: usize, max_seqs: usize, n_ctx: usize) -> usize {
         [FEW_ROWS, n_head, n_ctx.div_ceil(CHUNK), kv.part_len()].iter().fold(max_seqs, |n, d| n.saturating_mul(*d))

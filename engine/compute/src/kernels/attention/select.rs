@@ -44,6 +44,10 @@ pub struct SelectionRule {
 }
 
 impl SelectionRule {
+    /// All positions, each a block.
+    pub const ALL: SelectionRule =
+        SelectionRule { top_k: usize::MAX, block: 1, local: 0, every: 1, whole_blocks: false, shared: 1 };
+
     /// Number of blocks that a token at position `n - 1` selects from.
     fn candidates(self, n: usize) -> usize {
         if self.every > 1 { n / self.every } else { n.div_ceil(self.block) }

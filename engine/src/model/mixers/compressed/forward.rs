@@ -2,14 +2,15 @@
 
 use alloc::vec::Vec;
 
+use super::super::blocks::BlockKeys;
 use super::super::latent::per_head;
 use super::{BlockIndexer, Blocks, CompressedWeights};
 use crate::kernels::Cpu;
 use crate::kernels::act::Floats;
 use crate::kernels::attention::{
-    self, Attention, AttentionWindow, Indexer, KvMemory, KvRows, MAX_HEAD_DIM, SelectionRule, Span, attend_jointly,
+    self, Attention, AttentionWindow, Indexer, KvMemory, KvRows, MAX_HEAD_DIM, SelectionRule, attend_jointly,
 };
-use crate::kernels::elementwise::{add_scaled, scale};
+use crate::kernels::elementwise::scale;
 use crate::kernels::rope::{RopeStyle, Rotation, rope};
 use crate::model::block::{ForwardPass, SubLayerRows};
 use crate::model::forward::Stage;
@@ -31,12 +32,6 @@ fn mirror(style: RopeStyle, x: &mut [f32]) {
         RopeStyle::Interleaved => x.iter_mut().skip(1).step_by(2).for_each(|x| *x = -*x),
         RopeStyle::NeoX => x[half..].iter_mut().for_each(|x| *x = -*x),
     }
-}
-
-/// The span and position of a row.
-pub(in crate::model::mixers) fn place<'s, 'r>(spans: &'s [Span<'r>], row: usize) -> (&'s Span<'r>, usize) {
-    let span = &spans[spans.partition_point(|span| span.row + span.n <= row)];
-    (span, span.pos + row - span.row)
 }
 
 /// RoPE of the last elements of heads.
@@ -143,17 +138,9 @@ impl ForwardPass<'_, '_> {
         match config.compressor {
             None => of_window.run(rows.cpu, rows.pool, out, &mut s.threads, &mut s.parts),
             Some(compressor) => {
-                let all = AttentionWindow { left: usize::MAX, right: 0, chunk: usize::MAX };
-                let of_blocks = Attention { kv: layers[1], window: all, ..of_window };
+                let of_blocks = Attention { kv: layers[1], window: AttentionWindow::CAUSAL, ..of_window };
                 if m.indexer.is_none() {
-                    let rule = SelectionRule {
-                        top_k: usize::MAX,
-                        block: 1,
-                        local: 0,
-                        every: compressor.ratio,
-                        whole_blocks: false,
-                        shared: 1,
-                    };
+                    let rule = SelectionRule { every: compressor.ratio, ..SelectionRule::ALL };
                     let weights = Some(Floats { x: &[], stride: 1 });
                     let indexer = Indexer { attention: of_blocks, weights, rule };
                     indexer.run(rows.cpu, rows.pool, &mut s.threads, &mut s.selection);
@@ -192,37 +179,22 @@ impl ForwardPass<'_, '_> {
         (rest, words): (&mut &mut [f32], &mut [u32]),
     ) {
         let (n, rows, stride, c) = (self.n, self.rows, m.input.stride, &self.model.config);
-        let (dim, width, gate_at) = (m.dim(), m.width(), m.input.part_starts[1]);
-        let (spans, tails) = (self.spans, self.tails());
+        let (dim, gate_at) = (m.dim(), m.input.part_starts[1]);
         let (input, keys) = (take(rest, n * stride), take(rest, n * dim));
         let Some(rotary) = c.layers[i].rope.map(|variant| &s.rotary[variant]) else { return };
         rows.linear_group(&m.input, x, input, words);
-        rows.each(input, stride, &|r, row| {
-            if gate_at > width {
-                row.copy_within(gate_at..gate_at + width, width);
-            }
-            let bias = &m.gate_bias[place(spans, r).1 % m.compressor.ratio * width..][..width];
-            add_scaled(rows.cpu, &mut row[width..2 * width], bias, 1.0);
-        });
+        self.bias_gates((input, stride), gate_at, &m.gate_bias, m.compressor.ratio);
         let layers = &self.kv.layers()[c.layers[i].kv_layer + kv_layer..];
-        let kv_rows = KvRows { x: input, stride, k_at: 0, v_at: 0, slots: &s.slots };
-        attention::write_kv(rows.cpu, rows.pool, &layers[1], kv_rows, memory);
-        let n_pairs = s.turns(c, i, 0).0.len();
-        let written = &*memory;
-        rows.each(keys, dim, &|r, key| {
-            let (span, pos) = place(spans, r);
-            if !m.compressor.ends_at(pos) {
-                return key.fill(0.0);
-            }
-            m.compressor.compress(&layers[1], written, span.pages, pos, key);
+        let of = BlockKeys { keys: layers[0], made_of: layers[1], ratio: m.compressor.ratio };
+        let tails = self.tails();
+        self.write_block_keys(of, (input, stride), (keys, dim), s, memory, &|memory, pages, pos, key| {
+            m.compressor.compress(&of.made_of, memory, pages, pos, key);
             rows.norm_heads(&m.norm, key);
-            let (mut cos, mut sin) = ([0.0; MAX_HEAD_DIM / 2], [0.0; MAX_HEAD_DIM / 2]);
-            let (cos, sin) = (&mut cos[..n_pairs], &mut sin[..n_pairs]);
+            let mut turns = [[0.0; MAX_HEAD_DIM / 2]; 2];
+            let [cos, sin] = turns.each_mut().map(|turns| &mut turns[..rotary.pairs()]);
             rotary.at(m.compressor.start(pos), cos, sin);
             tails.rotate((cos, sin), key, dim);
         });
-        let kv_rows = KvRows { x: keys, stride: dim, k_at: 0, v_at: 0, slots: &s.slots };
-        attention::write_kv(rows.cpu, rows.pool, &layers[0], kv_rows, memory);
     }
 
     /// Selects the blocks that the rows attend to; `compressed` is what queries are projected from.
@@ -244,29 +216,11 @@ impl ForwardPass<'_, '_> {
         rows.each(queries, q_stride, &|r, row| {
             tails.rotate(s.turns(c, i, r), &mut row[..config.index_heads * dim], dim);
         });
-        let attention = Attention {
-            kv: self.kv.layers()[c.layers[i].kv_layer + 3],
-            memory,
-            n_head: config.index_heads,
-            window: AttentionWindow { left: usize::MAX, right: 0, chunk: usize::MAX },
-            soft_cap: None,
-            alibi: None,
-            bias: None,
-            sinks: None,
-            selected: None,
-            q: queries,
-            q_stride,
-            spans: self.spans,
-        };
+        let kv = self.kv.layers()[c.layers[i].kv_layer + 3];
+        let queries = Floats { x: queries, stride: q_stride };
+        let attention = Attention::causal(kv, memory, config.index_heads, queries, self.spans);
         let weights = Some(Floats { x: weights, stride });
-        let rule = SelectionRule {
-            top_k: config.top_k,
-            block: 1,
-            local: 0,
-            every: m.blocks.compressor.ratio,
-            whole_blocks: false,
-            shared: 1,
-        };
+        let rule = SelectionRule { top_k: config.top_k, every: m.blocks.compressor.ratio, ..SelectionRule::ALL };
         Indexer { attention, weights, rule }.run(rows.cpu, rows.pool, &mut s.threads, &mut s.selection);
     }
 }

@@ -28,8 +28,6 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::iter;
 
-pub(super) use self::forward::place;
-
 use super::LayerKind;
 use crate::error::LoadError;
 use crate::gguf::Gguf;
@@ -242,11 +240,6 @@ impl Blocks {
     /// Elements of a key.
     fn dim(&self) -> usize {
         self.norm.width
-    }
-
-    /// Values of a position, of its own block and the next.
-    fn width(&self) -> usize {
-        self.compressor.heads() / 2 * self.dim()
     }
 
     fn load(

@@ -110,7 +110,7 @@ impl Case {
                 kv,
                 memory: &memory,
                 n_head,
-                window: AttentionWindow { left: usize::MAX, right: 0, chunk: usize::MAX },
+                window: AttentionWindow::CAUSAL,
                 soft_cap: None,
                 alibi: None,
                 bias: None,
@@ -177,7 +177,7 @@ fn equal_scores_are_kept_as_in_gcc() {
 fn positions_of_a_block_share_a_score() {
     for (shared, top_k) in [(4, 11), (4, 8), (5, 1), (7, 24), (1, 3)] {
         for pos in 0..200 {
-            let rule = SelectionRule { top_k, block: 1, local: 0, every: 1, whole_blocks: false, shared };
+            let rule = SelectionRule { top_k, shared, ..SelectionRule::ALL };
             // of other positions than the last of blocks nothing is read
             let score = |t: usize| match (t + 1).is_multiple_of(shared) {
                 true => ((t * 131) % 211) as f32,
@@ -208,7 +208,7 @@ fn compressed_keys_stand_at_ends_of_blocks() {
     let cases = [(4, 3), (4, usize::MAX), (24, 2), (128, usize::MAX), (128, 1)];
     for (whole_blocks, (every, top_k)) in [false, true].into_iter().flat_map(|w| cases.map(|c| (w, c))) {
         for pos in 0..400 {
-            let rule = SelectionRule { top_k, block: 1, local: 0, every, whole_blocks, shared: 1 };
+            let rule = SelectionRule { top_k, every, whole_blocks, ..SelectionRule::ALL };
             let score = |t: usize| ((t * 131) % 401) as f32;
             let (mut memory, mut words) = (vec![0; 1024], vec![u16::MAX; 400usize.div_ceil(PAGE)]);
             choose(rule, pos, score, &mut memory, &mut words);
@@ -252,7 +252,7 @@ proptest! {
             n_head,
             kv_heads,
             together,
-            rule: SelectionRule { top_k: top_k.max(local), block, local, every: 1, whole_blocks: false, shared: 1 },
+            rule: SelectionRule { top_k: top_k.max(local), block, local, ..SelectionRule::ALL },
             all,
             tokens,
             index_keys: numbers(all * KEY),
