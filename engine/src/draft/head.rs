@@ -10,12 +10,12 @@ use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::model::{DraftModel, n_ctx_of};
+use super::memory::DraftMemory;
 use super::proposal::{BatchEntry, Guess, Guesser, ProposalJob, Proposals, propose};
 use crate::engine::{EngineOptions, RequestId};
-use crate::error::{DraftModelError, MemoryError};
-use crate::kv::{KvArena, KvStats, SeqPages};
-use crate::model::{Exec, KvRef, Model, Run, Scratch, ScratchSize, logits_rows};
+use crate::error::DraftModelError;
+use crate::kv::{KvArena, SeqPages};
+use crate::model::{Exec, KvRef, Model, Run, logits_rows};
 use crate::pool::Pool;
 
 /// Tokens of a sequence that wait for the next proposal. If there are more, they are computed at once.
@@ -23,12 +23,7 @@ const MAX_PENDING: usize = 32;
 
 /// An MTP head, and its state of the sequences of an engine.
 pub(crate) struct MtpHead {
-    model: Arc<Model>,
-    arena: KvArena,
-    scratch: Scratch,
-    /// Maximal tokens of a sequence, and of a batch.
-    n_ctx: usize,
-    max_rows: usize,
+    memory: DraftMemory,
     sequences: BTreeMap<RequestId, Sequence>,
 }
 
@@ -64,44 +59,33 @@ impl MtpHead {
         pool: &dyn Pool,
         options: &EngineOptions,
     ) -> Result<MtpHead, DraftModelError> {
-        let n_ctx = n_ctx_of(&model, options);
-        let n_pages = u32::try_from(DraftModel::n_pages(target, options)).unwrap_or(u32::MAX);
-        let arena = KvArena::new(model.kv_layout(options.kv_type), n_pages, [0; 32]).map_err(MemoryError::from)?;
-        let (max_seqs, max_rows) = (options.max_seqs, options.batch_tokens.max(options.max_seqs));
-        let size = ScratchSize { rows: max_rows, logits: max_seqs, seqs: max_seqs, n_ctx };
-        let scratch = model.scratch(pool, options.kv_type, size)?;
-        Ok(MtpHead { model, arena, scratch, n_ctx, max_rows, sequences: BTreeMap::new() })
+        Ok(MtpHead { memory: DraftMemory::new(model, target, pool, options, 0)?, sequences: BTreeMap::new() })
     }
 
-    pub(super) fn model(&self) -> &Arc<Model> {
-        &self.model
-    }
-
-    pub(super) fn kv_stats(&self) -> KvStats {
-        self.arena.stats()
+    pub(super) fn memory(&self) -> &DraftMemory {
+        &self.memory
     }
 
     pub(super) fn release(&mut self, id: RequestId) {
         if let Some(sequence) = self.sequences.remove(&id) {
-            self.arena.release(sequence.pages);
+            self.memory.arena.release(sequence.pages);
         }
     }
 
     pub(super) fn release_memory(&mut self) {
-        if self.sequences.is_empty() && self.arena.stats().committed_bytes > 0 {
-            // without memory the old pages stay
-            let _ = self.arena.renew();
+        if self.sequences.is_empty() {
+            self.memory.renew();
         }
     }
 
     pub(super) fn propose(&mut self, exec: Exec<'_>, jobs: &[ProposalJob<'_>], budget: usize) -> Proposals {
-        let budget = budget.min(self.max_rows);
+        let budget = budget.min(self.memory.max_rows);
         propose(self, exec, jobs, budget)
     }
 
     /// Takes what the model has computed of a sequence, without rejected drafts.
     pub(super) fn observe(&mut self, exec: Exec<'_>, rows: &ComputedRows<'_>) {
-        let (d, arena) = (self.model.config.n_embd, &mut self.arena);
+        let (d, arena) = (self.memory.model.config.n_embd, &mut self.memory.arena);
         let sequence = self.sequences.entry(rows.id).or_default();
         if sequence.next_position(d) != Some(rows.pos) {
             arena.release(core::mem::take(&mut sequence.pages));
@@ -111,8 +95,8 @@ impl MtpHead {
         while let Some(sequence) = self.sequences.get_mut(&rows.id)
             && sequence.hidden.len() > MAX_PENDING * d
         {
-            sequence.drop_guesses(&mut self.arena);
-            let n = sequence.n_pending(rows.tokens.len(), d).min(self.max_rows);
+            sequence.drop_guesses(&mut self.memory.arena);
+            let n = sequence.n_pending(rows.tokens.len(), d).min(self.memory.max_rows);
             let Some(entry) = self.next_entry(0, rows.id, rows.tokens, n).filter(|_| n > 0) else {
                 return self.release(rows.id);
             };
@@ -130,18 +114,16 @@ impl MtpHead {
 
     /// Reserves `n` more positions of a sequence. Returns the first, or `None` if the context or the pages do not suffice.
     fn extend(&mut self, id: RequestId, n: usize) -> Option<usize> {
-        let pages = &mut self.sequences.get_mut(&id)?.pages;
-        let pos = pages.n_tokens();
-        (pos + n <= self.n_ctx && self.arena.extend(pages, pos + n).is_ok()).then_some(pos)
+        self.memory.extend(&mut self.sequences.get_mut(&id)?.pages, n)
     }
 }
 
 impl Guesser for MtpHead {
     fn catch_up(&mut self, jobs: &[ProposalJob<'_>], mut budget: usize) -> Vec<BatchEntry> {
-        let (d, mut batch) = (self.model.config.n_embd, Vec::with_capacity(jobs.len()));
+        let (d, mut batch) = (self.memory.model.config.n_embd, Vec::with_capacity(jobs.len()));
         for (i, job) in jobs.iter().enumerate().filter(|(_, job)| job.max > 0) {
             let Some(sequence) = self.sequences.get_mut(&job.id) else { continue };
-            sequence.drop_guesses(&mut self.arena);
+            sequence.drop_guesses(&mut self.memory.arena);
             let n = sequence.n_pending(job.tokens.len(), d);
             // after the last token, whose hidden state before is known
             let is_ready = sequence.first + sequence.n_computed + n == job.tokens.len();
@@ -156,16 +138,16 @@ impl Guesser for MtpHead {
     }
 
     fn compute(&mut self, exec: Exec<'_>, jobs: &[ProposalJob<'_>], batch: &[BatchEntry]) -> Vec<Guess> {
-        let (layout, d) = (self.arena.layout().clone(), self.model.config.n_embd);
-        let Ok(memory) = self.arena.memory_mut(&layout) else { return Vec::new() };
+        let (layout, d) = (self.memory.arena.layout().clone(), self.memory.model.config.n_embd);
+        let Ok(memory) = self.memory.arena.memory_mut(&layout) else { return Vec::new() };
         let (mut runs, mut row) = (Vec::with_capacity(batch.len()), 0);
         for BatchEntry { job, tokens, .. } in batch {
             let Some(sequence) = self.sequences.get_mut(&jobs[*job].id) else { return Vec::new() };
             if sequence.hidden.is_empty() {
-                self.scratch.set_hidden_before(row, &sequence.before_guess, d);
+                self.memory.scratch.set_hidden_before(row, &sequence.before_guess, d);
             } else {
                 let n = tokens.len() * d;
-                self.scratch.set_hidden_before(row, &sequence.hidden[..n], d);
+                self.memory.scratch.set_hidden_before(row, &sequence.hidden[..n], d);
                 sequence.hidden.drain(..n);
                 sequence.n_computed += tokens.len();
             }
@@ -177,16 +159,16 @@ impl Guesser for MtpHead {
             runs.push(Run { tokens, pos: *pos, pages, state: 0, n_logits: usize::from(*picks) });
         }
         let picks = logits_rows(&runs);
-        self.model.batch(exec, &runs, KvRef { layout: &layout, memory }, &mut self.scratch, None);
+        self.memory.model.batch(exec, &runs, KvRef { layout: &layout, memory }, &mut self.memory.scratch, None);
         drop(runs);
         let picking = batch.iter().zip(&picks).filter(|(entry, _)| entry.picks);
         for (entry, row) in picking {
-            let hidden = self.model.hidden_states(exec, row.clone(), &self.scratch);
+            let hidden = self.memory.model.hidden_states(exec, row.clone(), &self.memory.scratch);
             if let Some(sequence) = self.sequences.get_mut(&jobs[entry.job].id) {
                 sequence.before_guess = hidden;
             }
         }
-        let out = self.model.logits(exec, &picks, &mut self.scratch, None);
+        let out = self.memory.model.logits(exec, &picks, &mut self.memory.scratch, None);
         (0..out.len()).map(|row| Guess::of(out.logits(row))).collect()
     }
 

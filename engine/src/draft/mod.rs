@@ -10,6 +10,7 @@ mod acceptance;
 mod cost;
 mod head;
 mod lookup;
+mod memory;
 mod model;
 mod proposal;
 mod source;

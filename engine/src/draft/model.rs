@@ -14,25 +14,21 @@ use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use super::memory::DraftMemory;
 use super::proposal::{BatchEntry, Guess, Guesser, ProposalJob, Proposals, propose};
 use crate::engine::{EngineOptions, RequestId};
-use crate::error::{DraftModelError, MemoryError};
+use crate::error::DraftModelError;
 use crate::kernels::attention::PAGE;
-use crate::kv::{KvArena, KvStats, SeqPages};
-use crate::model::{Exec, KvRef, Model, Run, Scratch, ScratchSize, logits_rows};
+use crate::kv::{KvArena, SeqPages};
+use crate::model::{Exec, KvRef, Model, Run, logits_rows};
 use crate::pool::Pool;
 
 /// Sequences with recurrent states: each needs two, and a step rarely drafts for more.
 const MAX_STATES: usize = 8;
+
 /// A draft model, and its state of the sequences of an engine.
 pub(crate) struct DraftModel {
-    model: Arc<Model>,
-    arena: KvArena,
-    scratch: Scratch,
-    /// Maximal tokens of a sequence.
-    n_ctx: usize,
-    /// Maximal tokens of a batch.
-    max_rows: usize,
+    memory: DraftMemory,
     sequences: BTreeMap<RequestId, Sequence>,
 }
 
@@ -47,12 +43,6 @@ struct Sequence {
 }
 
 impl DraftModel {
-    /// Number of KV pages: as many as the engine has, at most those of its sequences' contexts.
-    pub(super) fn n_pages(target: &Model, options: &EngineOptions) -> usize {
-        let pages = options.kv_bytes / target.kv_layout(options.kv_type).page_bytes();
-        pages.min(options.max_seqs.saturating_mul(options.n_ctx.div_ceil(PAGE)))
-    }
-
     /// Slots for recurrent states: of sequences, the saved ones, and snapshots of prompts.
     fn n_states(options: &EngineOptions) -> usize {
         3 * options.max_seqs.min(MAX_STATES) + 2
@@ -60,80 +50,67 @@ impl DraftModel {
 
     /// Bytes of the KV pages and recurrent states.
     pub(crate) fn kv_bytes(draft: &Model, target: &Model, options: &EngineOptions) -> usize {
-        let pages = DraftModel::n_pages(target, options).saturating_mul(draft.kv_layout(options.kv_type).page_bytes());
+        let pages = DraftMemory::n_pages(target, options).saturating_mul(draft.kv_layout(options.kv_type).page_bytes());
         pages.saturating_add(DraftModel::n_states(options).saturating_mul(draft.state_bytes()))
     }
 
-    /// Checks the vocabulary and reserves KV memory and working memory.
-    pub(crate) fn new(
+    /// Reserves KV memory and working memory.
+    pub(super) fn new(
         model: Arc<Model>,
         target: &Model,
         pool: &dyn Pool,
         options: &EngineOptions,
     ) -> Result<DraftModel, DraftModelError> {
-        let n_ctx = n_ctx_of(&model, options);
-        let n_pages = u32::try_from(DraftModel::n_pages(target, options)).unwrap_or(u32::MAX);
-        let mut arena = KvArena::new(model.kv_layout(options.kv_type), n_pages, [0; 32]).map_err(MemoryError::from)?;
-        arena.reserve_states(model.config.state_len(), DraftModel::n_states(options)).map_err(MemoryError::from)?;
-        let (max_seqs, max_rows) = (options.max_seqs, options.batch_tokens.max(options.max_seqs));
-        let size = ScratchSize { rows: max_rows, logits: max_seqs, seqs: max_seqs, n_ctx };
-        let scratch = model.scratch(pool, options.kv_type, size)?;
-        Ok(DraftModel { model, arena, scratch, n_ctx, max_rows, sequences: BTreeMap::new() })
+        let memory = DraftMemory::new(model, target, pool, options, DraftModel::n_states(options))?;
+        Ok(DraftModel { memory, sequences: BTreeMap::new() })
     }
 
-    /// The model.
-    pub(crate) fn model(&self) -> &Arc<Model> {
-        &self.model
-    }
-
-    /// Statistics of KV memory.
-    pub(crate) fn kv_stats(&self) -> KvStats {
-        self.arena.stats()
+    pub(super) fn memory(&self) -> &DraftMemory {
+        &self.memory
     }
 
     /// Ends a sequence with these tokens.
     pub(crate) fn release(&mut self, id: RequestId, tokens: &[u32], salt: u64) {
         let Some(mut sequence) = self.sequences.remove(&id) else { return };
-        sequence.drop_guesses(&mut self.arena, tokens);
+        sequence.drop_guesses(&mut self.memory.arena, tokens);
         let n_computed = sequence.n_computed.min(tokens.len());
-        self.arena.publish(&sequence.pages, &tokens[..n_computed], salt);
-        self.arena.release(sequence.pages);
+        self.memory.arena.publish(&sequence.pages, &tokens[..n_computed], salt);
+        self.memory.arena.release(sequence.pages);
     }
 
     /// Evicts the cached pages of a prefix.
     pub(crate) fn evict_prefix(&mut self, tokens: &[u32], salt: u64) {
-        self.arena.evict_prefix(tokens, salt);
+        self.memory.arena.evict_prefix(tokens, salt);
     }
 
     /// Evicts up to `n` cached pages.
     pub(crate) fn evict_idle(&mut self, n: usize) {
-        self.arena.evict_idle(n);
+        self.memory.arena.evict_idle(n);
     }
 
     /// Releases the memory of all pages, if no sequence uses one.
     pub(crate) fn release_memory(&mut self) {
-        if self.sequences.is_empty() && self.arena.stats().committed_bytes > 0 {
-            // without memory the old pages stay
-            let _ = self.arena.renew();
+        if self.sequences.is_empty() {
+            self.memory.renew();
         }
     }
 
     /// Proposes tokens. Computes at most `budget` tokens that the sequences have got since their last proposals.
     pub(crate) fn propose(&mut self, exec: Exec<'_>, jobs: &[ProposalJob<'_>], budget: usize) -> Proposals {
-        let budget = budget.min(self.max_rows);
+        let budget = budget.min(self.memory.max_rows);
         propose(self, exec, jobs, budget)
     }
 
     /// Keeps snapshots of the states that are at the last page boundary of their tokens.
     fn keep_states(&mut self, jobs: &[ProposalJob<'_>], batch: &[BatchEntry]) {
-        if !self.arena.has_states() {
+        if !self.memory.arena.has_states() {
             return;
         }
         for entry in batch.iter().filter(|entry| !entry.picks) {
             let (job, end) = (&jobs[entry.job], entry.pos + entry.tokens.len());
             let is_last = end.is_multiple_of(PAGE) && end + PAGE >= job.tokens.len();
             if let Some(sequence) = self.sequences.get(&job.id).filter(|_| is_last) {
-                self.arena.snapshot(&sequence.pages, &job.tokens[..end], job.salt);
+                self.memory.arena.snapshot(&sequence.pages, &job.tokens[..end], job.salt);
             }
         }
     }
@@ -142,14 +119,14 @@ impl DraftModel {
     /// computed.
     fn saves_state(&mut self, id: RequestId) -> bool {
         let Some(sequence) = self.sequences.get_mut(&id) else { return false };
-        !self.arena.has_states() || !sequence.guesses.is_empty() || self.arena.save_state(&mut sequence.pages)
+        !self.memory.arena.has_states()
+            || !sequence.guesses.is_empty()
+            || self.memory.arena.save_state(&mut sequence.pages)
     }
 
     /// Reserves `n` more positions of a sequence. Returns the first, or `None` if the context or the pages do not suffice.
     fn extend(&mut self, id: RequestId, n: usize) -> Option<usize> {
-        let pages = &mut self.sequences.get_mut(&id)?.pages;
-        let pos = pages.n_tokens();
-        (pos + n <= self.n_ctx && self.arena.extend(pages, pos + n).is_ok()).then_some(pos)
+        self.memory.extend(&mut self.sequences.get_mut(&id)?.pages, n)
     }
 }
 
@@ -158,7 +135,7 @@ impl Guesser for DraftModel {
     fn catch_up(&mut self, jobs: &[ProposalJob<'_>], mut budget: usize) -> Vec<BatchEntry> {
         let mut pending: Vec<(usize, usize)> = Vec::with_capacity(jobs.len());
         for (i, job) in jobs.iter().enumerate().filter(|(_, job)| job.max > 0) {
-            let arena = &mut self.arena;
+            let arena = &mut self.memory.arena;
             let known = self.sequences.remove(&job.id).and_then(|mut sequence| {
                 sequence.drop_guesses(arena, job.tokens);
                 if sequence.n_computed < job.tokens.len() {
@@ -189,7 +166,7 @@ impl Guesser for DraftModel {
             // pauses for a snapshot at the last page boundary of a prompt
             let n_computed = job.tokens.len() - n_pending;
             let boundary = ((job.tokens.len() - 1) / PAGE * PAGE).saturating_sub(n_computed);
-            if self.arena.has_states() && n > boundary && boundary > PAGE {
+            if self.memory.arena.has_states() && n > boundary && boundary > PAGE {
                 n = boundary;
             }
             let Some(pos) = self.extend(job.id, n) else { continue };
@@ -203,8 +180,8 @@ impl Guesser for DraftModel {
     }
 
     fn compute(&mut self, exec: Exec<'_>, jobs: &[ProposalJob<'_>], batch: &[BatchEntry]) -> Vec<Guess> {
-        let layout = self.arena.layout().clone();
-        let Ok(memory) = self.arena.memory_mut(&layout) else { return Vec::new() };
+        let layout = self.memory.arena.layout().clone();
+        let Ok(memory) = self.memory.arena.memory_mut(&layout) else { return Vec::new() };
         let runs: Vec<Run<'_>> = batch
             .iter()
             .filter_map(|BatchEntry { job, tokens, pos, picks }| {
@@ -214,8 +191,8 @@ impl Guesser for DraftModel {
             })
             .collect();
         let picks = logits_rows(&runs);
-        self.model.batch(exec, &runs, KvRef { layout: &layout, memory }, &mut self.scratch, None);
-        let out = self.model.logits(exec, &picks, &mut self.scratch, None);
+        self.memory.model.batch(exec, &runs, KvRef { layout: &layout, memory }, &mut self.memory.scratch, None);
+        let out = self.memory.model.logits(exec, &picks, &mut self.memory.scratch, None);
         let guesses = (0..out.len()).map(|row| Guess::of(out.logits(row))).collect();
         self.keep_states(jobs, batch);
         guesses
@@ -248,11 +225,6 @@ impl Sequence {
         }
         arena.truncate(&mut self.pages, self.n_computed);
     }
-}
-
-/// Maximal tokens of a sequence in a draft model.
-pub(super) fn n_ctx_of(model: &Model, options: &EngineOptions) -> usize {
-    options.n_ctx.min(model.config.max_context())
 }
 
 /// Checks that a model can draft for another: both are decoders, of the same vocabulary.

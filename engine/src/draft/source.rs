@@ -3,6 +3,7 @@
 use alloc::sync::Arc;
 
 use super::head::{ComputedRows, MtpHead};
+use super::memory::DraftMemory;
 use super::model::{DraftModel, check_draft_model};
 use super::proposal::{ProposalJob, Proposals};
 use crate::engine::{EngineOptions, RequestId};
@@ -34,20 +35,21 @@ impl DraftSource {
         })
     }
 
+    fn memory(&self) -> &DraftMemory {
+        match self {
+            DraftSource::Model(draft) => draft.memory(),
+            DraftSource::Head(head) => head.memory(),
+        }
+    }
+
     /// The model.
     pub(crate) fn model(&self) -> &Arc<Model> {
-        match self {
-            DraftSource::Model(draft) => draft.model(),
-            DraftSource::Head(head) => head.model(),
-        }
+        &self.memory().model
     }
 
     /// Statistics of KV memory.
     pub(crate) fn kv_stats(&self) -> KvStats {
-        match self {
-            DraftSource::Model(draft) => draft.kv_stats(),
-            DraftSource::Head(head) => head.kv_stats(),
-        }
+        self.memory().arena.stats()
     }
 
     /// Ends a sequence with these tokens.
