@@ -9,14 +9,13 @@ use sha2::{Digest, Sha256};
 use starling::gguf::{GgufWriter, Value};
 use starling::kernels::Cpu;
 use starling::kernels::attention::{KvMemory, KvType, PAGE};
-use starling::model::evaluate::{Evaluation, EvaluationError};
 use starling::model::{Exec, KvRef, Model, Run, ScratchSize};
 use starling::pool::Inline;
 use starling::quant::{Dtype, Quantiser};
 
 use crate::embedding;
 use crate::numpy::Generator;
-use crate::reference::fixtures;
+use crate::reference::{fixtures, logits_in_batches};
 
 /// A recipe: `NAME.json`.
 #[derive(Debug, Deserialize)]
@@ -110,16 +109,7 @@ pub fn outputs(
 ) -> Vec<f32> {
     match &recipe.kind[..] {
         "embedding" => embedding::states(model, cpu, ids),
-        "causal" => {
-            let evaluation = Evaluation { model, cpu, pool: &Inline, kv_type, batch, n_ctx: ids.len() };
-            let mut logits = Vec::new();
-            let done = evaluation.run::<EvaluationError>(ids, 0, None, &mut |row| {
-                logits.extend_from_slice(row.logits);
-                Ok(())
-            });
-            done.expect("a text that fits");
-            logits
-        }
+        "causal" => logits_in_batches(model, (cpu, &Inline), kv_type, batch, ids),
         _ => {
             let layout = model.kv_layout(kv_type);
             let pages: Vec<u32> = (0..ids.len().div_ceil(PAGE) as u32).collect();

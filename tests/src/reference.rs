@@ -12,7 +12,7 @@ use starling::kernels::Cpu;
 use starling::kernels::attention::KvType;
 use starling::model::Model;
 use starling::model::evaluate::{Evaluation, EvaluationError};
-use starling::pool::Inline;
+use starling::pool::{Inline, Pool};
 
 /// A case: `NAME.json`.
 #[derive(Debug, Deserialize)]
@@ -200,8 +200,21 @@ pub fn whole(t: &TensorInfo<'_>) -> Vec<Piece> {
 /// # Panics
 /// If there is no memory.
 pub fn logits(model: &Model, cpu: Cpu, ids: &[u32]) -> Vec<f32> {
-    let (pool, n_ctx) = (&Inline, ids.len());
-    let evaluation = Evaluation { model, cpu, pool, kv_type: KvType::F32, batch: n_ctx, n_ctx };
+    logits_in_batches(model, (cpu, &Inline), KvType::F32, ids.len(), ids)
+}
+
+/// Logits after each token of `ids`, computed in batches of `batch` tokens: (n_tokens, n_vocab).
+///
+/// # Panics
+/// If there is no memory.
+pub fn logits_in_batches(
+    model: &Model,
+    (cpu, pool): (Cpu, &dyn Pool),
+    kv_type: KvType,
+    batch: usize,
+    ids: &[u32],
+) -> Vec<f32> {
+    let evaluation = Evaluation { model, cpu, pool, kv_type, batch, n_ctx: ids.len() };
     let mut logits = Vec::new();
     let done = evaluation.run::<EvaluationError>(ids, 0, None, &mut |row| {
         logits.extend_from_slice(row.logits);

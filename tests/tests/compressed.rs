@@ -9,12 +9,12 @@ use starling::error::LoadError;
 use starling::kernels::Cpu;
 use starling::kernels::attention::{KvType, PAGE};
 use starling::model::Model;
-use starling::model::evaluate::{Evaluation, EvaluationError};
 use starling::pool::{Inline, Pool};
 use starling::quant::Dtype;
 use starling::receipt::verify;
 use starling_tests::architecture::{Recipe, TensorRecipe, model, recipe};
 use starling_tests::pool::Threads;
+use starling_tests::reference::logits_in_batches;
 use starling_tests::sequences::{check_together, engine_of_type, prompt, request, run, same};
 
 const NAME: &str = "deepseek4";
@@ -114,14 +114,7 @@ fn other_sizes() -> Vec<Recipe> {
 
 /// Bits of the logits of all tokens but the last, computed in batches.
 fn bits(model: &Arc<Model>, tokens: &[u32], (cpu, pool): (Cpu, &dyn Pool), kv_type: KvType, batch: usize) -> Vec<u32> {
-    let evaluation = Evaluation { model, cpu, pool, kv_type, batch, n_ctx: tokens.len() };
-    let mut bits = Vec::new();
-    let done = evaluation.run::<EvaluationError>(tokens, 0, None, &mut |row| {
-        bits.extend(row.logits.iter().map(|v| v.to_bits()));
-        Ok(())
-    });
-    done.expect("a text that fits");
-    bits
+    logits_in_batches(model, (cpu, pool), kv_type, batch, tokens).into_iter().map(f32::to_bits).collect()
 }
 
 /// Of other sizes, with YaRN, and with experts by token.

@@ -8,9 +8,9 @@ use starling::engine::{Engine, Request};
 use starling::kernels::Cpu;
 use starling::kernels::attention::{KvType, PAGE};
 use starling::model::Model;
-use starling::model::evaluate::{Evaluation, EvaluationError};
 use starling::pool::Inline;
 use starling_tests::architecture::model;
+use starling_tests::reference::logits_in_batches;
 use starling_tests::sequences::{check_together, engine_of_type, prompt, request, run, same};
 
 /// Models with compressed and direct queries, with split and fused projections of the heads.
@@ -66,14 +66,7 @@ fn smaller_types_are_close_to_f32() {
 
 /// Bits of the logits after each token, computed in batches of `batch` tokens.
 fn logits(model: &Model, cpu: Cpu, kv_type: KvType, batch: usize, tokens: &[u32]) -> Vec<u32> {
-    let evaluation = Evaluation { model, cpu, pool: &Inline, kv_type, batch, n_ctx: tokens.len() };
-    let mut bits = Vec::new();
-    let done = evaluation.run::<EvaluationError>(tokens, 0, None, &mut |row| {
-        bits.extend(row.logits.iter().map(|v| v.to_bits()));
-        Ok(())
-    });
-    done.expect("a text that fits");
-    bits
+    logits_in_batches(model, (cpu, &Inline), kv_type, batch, tokens).into_iter().map(f32::to_bits).collect()
 }
 
 proptest! {

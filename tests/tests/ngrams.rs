@@ -8,11 +8,11 @@ use starling::engine::Engine;
 use starling::kernels::Cpu;
 use starling::kernels::attention::{KvType, PAGE};
 use starling::model::Model;
-use starling::model::evaluate::{Evaluation, EvaluationError};
 use starling::pool::{Inline, Pool};
 use starling::quant::Dtype;
 use starling_tests::architecture::{Recipe, model, recipe};
 use starling_tests::pool::Threads;
+use starling_tests::reference::logits_in_batches;
 use starling_tests::sequences::{engine_of_type, prompt, request, run, same};
 
 const NAME: &str = "qwen4exp";
@@ -100,14 +100,7 @@ fn text(n: usize, seed: usize) -> Vec<u32> {
 
 /// Bits of the logits of all tokens, computed in batches.
 fn bits(model: &Arc<Model>, tokens: &[u32], (cpu, pool): (Cpu, &dyn Pool), kv_type: KvType, batch: usize) -> Vec<u32> {
-    let evaluation = Evaluation { model, cpu, pool, kv_type, batch, n_ctx: tokens.len() };
-    let mut bits = Vec::new();
-    let done = evaluation.run::<EvaluationError>(tokens, 0, None, &mut |row| {
-        bits.extend(row.logits.iter().map(|v| v.to_bits()));
-        Ok(())
-    });
-    done.expect("a text that fits");
-    bits
+    logits_in_batches(model, (cpu, pool), kv_type, batch, tokens).into_iter().map(f32::to_bits).collect()
 }
 
 #[test]
