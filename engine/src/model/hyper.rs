@@ -126,13 +126,15 @@ pub(super) const MODEL_TENSORS: &[TensorRow] = &[
 /// Weights of the connections of a sub-layer, or of the output.
 pub enum HyperWeights {
     /// A weight per stream.
-    Weighted(WeightedStreams),
+    Weighted(Box<WeightedStreams>),
     /// A gate per element.
     Gated(Box<GatedWeights>),
 }
 
 /// Weights of connections that have a weight per stream.
 pub struct WeightedStreams {
+    /// The norm over all streams, without weights.
+    norm: Norm,
     /// (weights, n * n_embd)
     linear: Linear,
     /// Added to them (weights).
@@ -152,7 +154,9 @@ impl HyperWeights {
         }
         let [base, scales] = ["base", "scale"].map(|part| tensors.required(&format!("{name}_{part}.weight")));
         let linear = linear(tensors, &format!("{name}_fn"))?;
-        Ok(Some(HyperWeights::Weighted(WeightedStreams { linear, base: base?, scales: scales? })))
+        let norm = Norm::plain(linear.w.k());
+        let streams = WeightedStreams { norm, linear, base: base?, scales: scales? };
+        Ok(Some(HyperWeights::Weighted(Box::new(streams))))
     }
 
     /// Weights that the sub-layer's output is written with, and others of the same buffer.
@@ -291,8 +295,7 @@ impl ForwardPass<'_, '_> {
         let (streams, normed) = (&hyper.streams[..n * width], &mut hyper.next[..n * width]);
         let stride = padded(w.linear.w.rows());
         let weights = &mut hyper.weights[..n * stride];
-        let plain = Norm { weight: vec![1.0; width], bias: None, eps: None, width };
-        rows.norm(&plain, streams, width, normed);
+        rows.norm(&w.norm, streams, width, normed);
         rows.matrix(&w.linear.w, w.linear.bias.as_deref(), as_columns(normed, &w.linear.w), weights, &mut step.words);
         let weights = &*weights;
         rows.each(&mut x[..n * d], d, &|r, x| {

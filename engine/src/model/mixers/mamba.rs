@@ -10,7 +10,6 @@
 //! Norms that a model does not have are skipped. Mamba 2 normalises the channels of a group together.
 
 use alloc::format;
-use alloc::vec;
 use alloc::vec::Vec;
 
 use super::super::block::{ForwardPass, SubLayerRows};
@@ -208,8 +207,7 @@ impl StepWeights {
         let mut norms = [None, None, None];
         let parts = [("ssm_dt_norm", rank), ("ssm_b_norm", c.size.n_state), ("ssm_c_norm", c.size.n_state)];
         for (to, (part, width)) in norms.iter_mut().zip(parts) {
-            let plain = || Norm { weight: vec![1.0; width], bias: None, eps: None, width };
-            *to = norm(tensors, &name(part))?.or_else(|| c.plain_norms.then(plain));
+            *to = norm(tensors, &name(part))?.or_else(|| c.plain_norms.then(|| Norm::plain(width)));
         }
         Ok(StepWeights { x: linear(tensors, &name("ssm_x"))?, dt: tensors.matrix(&name("ssm_dt.weight"))?, norms })
     }

@@ -63,10 +63,11 @@ impl Weights {
                 Some(_) => Some(tensors.matrix("per_layer_token_embd.weight")?),
                 None => None,
             },
-            embedding_norm: norm(tensors, "token_embd_norm")?.or(plain(c.arch.plain_embedding_norm, c.n_embd)),
+            embedding_norm: norm(tensors, "token_embd_norm")?
+                .or(c.arch.plain_embedding_norm.then(|| Norm::plain(c.n_embd))),
             positions: if c.learned_positions { Some(tensors.matrix("position_embd.weight")?) } else { None },
             layers,
-            final_norm: norm(tensors, "output_norm")?.or(plain(c.arch.plain_norms, c.n_embd)),
+            final_norm: norm(tensors, "output_norm")?.or(c.arch.plain_norms.then(|| Norm::plain(c.n_embd))),
             hyper_output: match HyperWeights::load(tensors, "output_hc", c.n_embd)? {
                 None if c.compressed.is_some() => return Err(missing("output_hc_fn.weight")),
                 weights => weights,
@@ -123,11 +124,6 @@ pub(in crate::model) fn norm(tensors: &mut LoadedTensors, name: &str) -> Result<
         (None, None) => Ok(None),
         (None, Some(_)) => Err(missing(&weight)),
     }
-}
-
-/// A norm without weights: a factor of 1 changes no bit.
-fn plain(exists: bool, width: usize) -> Option<Norm> {
-    exists.then(|| Norm { weight: vec![1.0; width], bias: None, eps: None, width })
 }
 
 /// A norm that must be there.
@@ -222,13 +218,13 @@ fn attention(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Attent
     if gate_at.is_some() {
         qkv.push(linear(tensors, &name("attn_gate"))?);
     }
-    let head_norm = || plain(c.plain_head_norms && config.rope.is_some(), heads.key_dim);
+    let head_norm = || (c.plain_head_norms && config.rope.is_some()).then(|| Norm::plain(heads.key_dim));
     Ok(AttentionWeights {
         qkv,
         kv_at,
         gate_at,
         values_from_keys,
-        v_norm: plain(c.arch.plain_value_norm, heads.value_dim),
+        v_norm: c.arch.plain_value_norm.then(|| Norm::plain(heads.value_dim)),
         attn_sub_norm: norm(tensors, &name("attn_sub_norm"))?,
         distance_bias: tensors
             .vector(&name("attn_rel_b.weight"))
@@ -285,8 +281,8 @@ fn mixer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Mixer, Loa
 fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, LoadError> {
     let name = |part: &str| format!("blk.{i}.{part}");
     let mixer = mixer(tensors, c, i)?;
-    let mut attn_norm = norm(tensors, &name("attn_norm"))?.or(plain(c.arch.plain_norms, c.n_embd));
-    let mut ffn_norm = norm(tensors, &name("ffn_norm"))?.or(plain(c.arch.plain_norms, c.n_embd));
+    let mut attn_norm = norm(tensors, &name("attn_norm"))?.or(c.arch.plain_norms.then(|| Norm::plain(c.n_embd)));
+    let mut ffn_norm = norm(tensors, &name("ffn_norm"))?.or(c.arch.plain_norms.then(|| Norm::plain(c.n_embd)));
     if c.arch.swapped_norms && ffn_norm.is_some() {
         core::mem::swap(&mut attn_norm, &mut ffn_norm);
     }

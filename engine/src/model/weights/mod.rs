@@ -49,6 +49,13 @@ pub struct Norm {
     pub width: usize,
 }
 
+impl Norm {
+    /// A norm without weights: a factor of 1 changes no bit.
+    pub(super) fn plain(width: usize) -> Norm {
+        Norm { weight: vec![1.0; width], bias: None, eps: None, width }
+    }
+}
+
 /// A dense feed-forward: `down(act(gate x) * up x)`, or `down(act(up x))`.
 pub struct Dense {
     /// Gate and up, or up without a gate.

@@ -315,7 +315,7 @@ impl CompressedWeights {
             input: LinearGroup::separate(inputs),
             query_norm: required_norm(tensors, &name("attn_q_a_norm"))?,
             query: linear(tensors, &name("attn_q_b"))?,
-            head_norm: Norm { weight: vec![1.0; dim], bias: None, eps: None, width: dim },
+            head_norm: Norm::plain(dim),
             key_norm: required_norm(tensors, &name("attn_kv_a_norm"))?,
             sinks: tensors.required(&name("attn_sinks.weight"))?,
             groups: tensors.matrices(&groups).ok_or_else(|| missing(&groups))?,
