@@ -7,6 +7,7 @@ import { fileURLToPath } from "node:url";
 
 import { chromium } from "playwright-core";
 
+import { command } from "../node/command.mjs";
 import { serve } from "./server.mjs";
 
 export const executablePath =
@@ -57,8 +58,6 @@ export const damageCache = (page) =>
   });
 
 const root = fileURLToPath(new URL("../../", import.meta.url));
-/** The native command; STARLING says where it is. */
-export const command = process.env.STARLING ?? `${process.env.CARGO_TARGET_DIR ?? `${root}target`}/release/starling`;
 
 /** Runs the native command, whose text must be the same; with seed 0 unless another is given. */
 export function native(...args) {

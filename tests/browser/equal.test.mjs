@@ -1,14 +1,12 @@
 // Answers in the browser are those of the command and of the server. STARLING is the command.
 
 import assert from "node:assert/strict";
-import { spawn } from "node:child_process";
-import { once } from "node:events";
 import { readFile } from "node:fs/promises";
-import { createInterface } from "node:readline";
 import { after, before, test } from "node:test";
 import { fileURLToPath } from "node:url";
 
-import { TINY, blank, command, native, open } from "./browser.mjs";
+import { startServer } from "../node/command.mjs";
+import { TINY, blank, native, open } from "./browser.mjs";
 import { asTheServer, more, request } from "./requests.mjs";
 
 const root = fileURLToPath(new URL("../../", import.meta.url));
@@ -32,20 +30,16 @@ test("20 random requests have the text of the command", async () => {
 
 /** Calls `work` with a function that posts to a server of the model, which has more arguments. */
 async function withServer(work, ...more) {
-  const server = spawn(command, ["serve", "--model", root + TINY, "--port", "0", ...more], {
-    stdio: ["ignore", "pipe", "ignore"],
-  });
+  const server = await startServer(root + TINY, ...more);
   try {
-    const base = (await once(createInterface(server.stdout), "line"))[0].trim();
     await work(async (path, body) => {
-      const headers = { "content-type": "application/json" };
-      const response = await fetch(base + path, { method: "POST", headers, body: JSON.stringify(body) });
+      const response = await server.post(path, body);
       const answer = await response.json();
       assert.ok(response.ok, JSON.stringify([body, answer]));
       return answer;
     });
   } finally {
-    server.kill();
+    server.stop();
   }
 }
 

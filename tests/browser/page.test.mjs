@@ -1,18 +1,16 @@
 // The page of a server: with scripted answers, and that of the command. `node --test tests/browser/page.test.mjs`.
 
 import assert from "node:assert/strict";
-import { spawn } from "node:child_process";
-import { once } from "node:events";
 import { readFile, readdir } from "node:fs/promises";
 import { createRequire } from "node:module";
-import { createInterface } from "node:readline";
 import { after, before, test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { brotliCompressSync, gzipSync } from "node:zlib";
 
 import { chromium } from "playwright-core";
 
-import { TINY, command, executablePath } from "./browser.mjs";
+import { startServer } from "../node/command.mjs";
+import { TINY, executablePath } from "./browser.mjs";
 import { CALLING, RICH, mock, model } from "./mock.mjs";
 
 const root = fileURLToPath(new URL("../../", import.meta.url));
@@ -511,11 +509,9 @@ test("all files of the page have less than 150 kB when they are compressed", asy
 });
 
 test("the page of the command chats, writes, and verifies", async () => {
-  const arguments_ = ["serve", "--model", root + TINY, "--port", "0", "--api-key", "sesame"];
-  const server = spawn(command, arguments_, { stdio: ["ignore", "pipe", "ignore"] });
+  const server = await startServer(root + TINY, "--api-key", "sesame");
   try {
-    const origin = (await once(createInterface(server.stdout), "line"))[0].trim();
-    const { page, close } = await visit(origin);
+    const { page, close } = await visit(server.origin);
     await page.locator("#key-form").waitFor({ state: "visible" });
     await page.fill("#key", "sesame");
     await page.press("#key", "Enter");
@@ -556,7 +552,7 @@ test("the page of the command chats, writes, and verifies", async () => {
     // the reference
     for (const colorScheme of ["light", "dark"]) {
       await page.emulateMedia({ colorScheme });
-      await page.goto(`${origin}/docs`);
+      await page.goto(`${server.origin}/docs`);
       await page.locator("details").first().click();
       await page.evaluate(await readAxe());
       const { violations } = await page.evaluate(() => axe.run());
@@ -567,6 +563,6 @@ test("the page of the command chats, writes, and verifies", async () => {
     }
     await close();
   } finally {
-    server.kill();
+    server.stop();
   }
 });

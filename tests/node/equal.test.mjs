@@ -2,14 +2,12 @@
 // so are errors. After web/build.sh; STARLING is the command.
 
 import assert from "node:assert/strict";
-import { spawn } from "node:child_process";
-import { once } from "node:events";
 import { readFile } from "node:fs/promises";
-import { createInterface } from "node:readline";
 import { after, before, test } from "node:test";
 import { fileURLToPath, pathToFileURL } from "node:url";
 
 import { Starling, StarlingError } from "../../web/dist/index.js";
+import { startServer } from "./command.mjs";
 
 const fixture = (name) => fileURLToPath(new URL(`../../fixtures/${name}`, import.meta.url));
 const TINY = fixture("starling-tiny/starling-tiny-q8_0.gguf");
@@ -17,24 +15,18 @@ const TEMPLATE = fixture("chat/qwen-tools.jinja");
 
 let model;
 let server;
-let base;
 let chat_template;
 before(async () => {
   chat_template = await readFile(TEMPLATE, "utf8");
   model = await Starling.load(pathToFileURL(TINY), { sequences: 4 });
-  const args = ["serve", "--model", TINY, "--port", "0", "--chat-template", TEMPLATE, "--max-n", "128"];
-  server = spawn(process.env.STARLING, args, { stdio: ["ignore", "pipe", "ignore"] });
-  base = (await once(createInterface(server.stdout), "line"))[0].trim();
+  server = await startServer(TINY, "--chat-template", TEMPLATE, "--max-n", "128");
 });
 after(() => {
   model.dispose();
-  server.kill();
+  server.stop();
 });
 
-async function post(body) {
-  const headers = { "content-type": "application/json" };
-  return await fetch(`${base}/v1/chat/completions`, { method: "POST", headers, body: JSON.stringify(body) });
-}
+const post = (body) => server.post("/v1/chat/completions", body);
 
 /** Responses without what differs between hosts; names of calls are replaced by their number. */
 function comparable({ id: _, created: __, model: ___, system_fingerprint: ____, usage, ...response }) {

@@ -2,14 +2,12 @@
 // errors and counts. After web/build.sh; STARLING is the command.
 
 import assert from "node:assert/strict";
-import { spawn } from "node:child_process";
-import { once } from "node:events";
 import { readFile } from "node:fs/promises";
-import { createInterface } from "node:readline";
 import { after, before, test } from "node:test";
 import { fileURLToPath, pathToFileURL } from "node:url";
 
 import { Starling, StarlingError } from "../../web/dist/index.js";
+import { startServer } from "./command.mjs";
 
 const fixture = (name) => fileURLToPath(new URL(`../../fixtures/${name}`, import.meta.url));
 const TINY = fixture("starling-tiny/starling-tiny-q8_0.gguf");
@@ -17,24 +15,18 @@ const TEMPLATE = fixture("chat/qwen-tools.jinja");
 
 let model;
 let server;
-let base;
 let chat_template;
 before(async () => {
   chat_template = await readFile(TEMPLATE, "utf8");
   model = await Starling.load(pathToFileURL(TINY));
-  const args = ["serve", "--model", TINY, "--port", "0", "--chat-template", TEMPLATE];
-  server = spawn(process.env.STARLING, args, { stdio: ["ignore", "pipe", "ignore"] });
-  base = (await once(createInterface(server.stdout), "line"))[0].trim();
+  server = await startServer(TINY, "--chat-template", TEMPLATE);
 });
 after(() => {
   model.dispose();
-  server.kill();
+  server.stop();
 });
 
-async function post(path, body) {
-  const headers = { "content-type": "application/json" };
-  return await fetch(`${base}/v1/${path}`, { method: "POST", headers, body: JSON.stringify(body) });
-}
+const post = (path, body) => server.post(`/v1/${path}`, body);
 
 /** Without what differs between hosts: IDs are replaced by their number, so that what refers to one still does. */
 function comparable(value) {

@@ -8,7 +8,7 @@ const MAX_BYTES = 3.6e9;
 const MAX_BYTES_MEMORY64 = 15.5e9;
 
 /** Pages of 64 KiB of a memory with 64-bit addresses at most, as the module says. */
-const MAX_PAGES_MEMORY64 = 262144;
+export const MAX_PAGES_MEMORY64 = 262144;
 
 /**
  * The memory, shared by threads with 64-bit addresses, for a model of `bytes` bytes and 4 GiB besides. Its maximum is reserved at

@@ -1,5 +1,6 @@
 // Feature detection, and fetching the module build for this runtime.
 
+import { MAX_PAGES_MEMORY64 } from "./capacity.js";
 import { type ErrorCode, StarlingError } from "./errors.js";
 import { builtin, cpus, isServer } from "./runtime.js";
 
@@ -82,7 +83,7 @@ function canShareMemory(size: object): boolean {
 let sharedMemory64: boolean | undefined;
 
 // once: each attempt reserves 16 GiB of addresses until it is collected
-const canShareMemory64 = () => (sharedMemory64 ??= canShareMemory({ initial: 1n, maximum: 262144n, address: "i64" }));
+const canShareMemory64 = () => (sharedMemory64 ??= canShareMemory({ initial: 1n, maximum: BigInt(MAX_PAGES_MEMORY64), address: "i64" }));
 
 /** More threads by default cost more in synchronisation than they gain. */
 const DEFAULT_MAX_THREADS = 8;
