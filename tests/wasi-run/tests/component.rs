@@ -56,7 +56,9 @@ impl Host {
             kv_type: Some(match case.kv_type.as_str() {
                 "f32" => KvType::F32,
                 "f16" => KvType::F16,
-                _ => KvType::K8,
+                "k8" => KvType::K8,
+                "q8" => KvType::Q8,
+                other => panic!("KV type {other}"),
             }),
             isa: None,
         };
