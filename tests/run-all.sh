@@ -167,7 +167,7 @@ package_in_node() {
 # in headless Chromium; the text of the demo must be that of the command
 package_in_chromium() {
     npm_ci tests/browser && cargo build --quiet --release &&
-        STARLING=$target/release/starling node --test --test-concurrency=1 tests/browser/*.test.mjs
+        STARLING=$target/release/starling node --test --test-concurrency=1 --test-timeout=900000 tests/browser/*.test.mjs
 }
 
 # in the runtimes of other people's servers; not `npm ci`, which wants packages for all machines, and not all registries

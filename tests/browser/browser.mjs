@@ -17,7 +17,7 @@ export const executablePath =
 export async function open(headers) {
   const [server, browser] = await Promise.all([
     serve(undefined, headers),
-    chromium.launch({ executablePath, args: ["--no-sandbox"] }),
+    chromium.launch({ executablePath, args: ["--no-sandbox", "--js-flags=--expose-gc"] }),
   ]);
   const context = await browser.newContext();
   const errors = [];

@@ -702,6 +702,22 @@ test("a split model is cached whole or not at all", async () => {
   await target.close();
 });
 
+test("reads go on when garbage is collected meanwhile", { timeout: 120_000 }, async () => {
+  const text = (cache) =>
+    page.evaluate(
+      async ([url, cache]) => {
+        const timer = setInterval(gc, 5);
+        const model = await Starling.load(url, { cache, worker: false });
+        clearInterval(timer);
+        const { text } = await model.generate("Once upon a time", { maxTokens: 8, temperature: 0 }).result;
+        model.dispose();
+        return text;
+      },
+      [TINY, cache],
+    );
+  for (const cache of ["none", ...Array(10).fill("reuse")]) assert.equal(await text(cache), expected);
+});
+
 test("loading and disposing a hundred times does not grow", async () => {
   const size = async () => {
     const session = await page.context().newCDPSession(page);

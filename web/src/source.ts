@@ -374,6 +374,12 @@ function readerOf(
 }
 
 /**
+ * Readers in use, so that they are not collected: when nothing but its pending read refers to a blob's stream, Chromium 156 may
+ * collect it, and the read never settles.
+ */
+const reading = new Set<unknown>();
+
+/**
  * Reads a file from an offset. A chunk is valid until the next is requested. A broken connection is resumed where it broke.
  */
 export async function* read(
@@ -388,6 +394,7 @@ export async function* read(
     let reader: ReturnType<typeof readerOf> | undefined;
     try {
       reader = readerOf(await file.open(from, signal), file.owned);
+      reading.add(reader);
       for (;;) {
         signal?.throwIfAborted();
         const { done, value } = await unlessAborted(reader.read(), signal);
@@ -411,6 +418,7 @@ export async function* read(
       }
       await pause(100 * 2 ** failures, signal);
     } finally {
+      reading.delete(reader);
       // not awaited: a source may never settle
       void reader?.cancel().catch(() => {});
     }
