@@ -88,7 +88,7 @@ pub fn mean_square(cpu: Cpu, x: &[f32]) -> f32 {
 }
 
 /// Activation sparsity (Gemma 3n): `x = max(x - (mean + factor * deviation), 0)`, with the mean and the standard deviation
-/// `sqrt(sum((x - mean)^2) / n)` of the n elements.
+/// `sqrt(sum((x - mean)^2) / (n - 1))` of the n elements; one element has no deviation.
 pub fn sparsify(cpu: Cpu, x: &mut [f32], factor: f32) {
     cpu.run(Sparsify { x, factor });
 }
@@ -103,7 +103,7 @@ impl Sparsify<'_> {
     fn run(self, sum: impl Fn(&[f32], Option<f32>) -> f32) {
         let n = self.x.len() as f32;
         let mean = sum(self.x, None) / n;
-        let cutoff = mean + crate::math::sqrt(sum(self.x, Some(mean)) / n) * self.factor;
+        let cutoff = mean + crate::math::sqrt(sum(self.x, Some(mean)) / (n - 1.0).max(1.0)) * self.factor;
         for x in self.x {
             *x = if *x > cutoff { *x - cutoff } else { 0.0 };
         }
