@@ -292,15 +292,15 @@ pub enum ExpertInput {
     Residual,
 }
 
-/// How pairs belong to the sections of multimodal RoPE. Text has the same position in the first three sections, and
-/// position 0 in the fourth, so pairs of the fourth do not rotate.
+/// How pairs belong to the sections of multimodal RoPE, if the file has them. Text has the same position in the first three
+/// sections, and position 0 in the fourth, so pairs of the fourth do not rotate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sections {
     /// All pairs rotate.
     None,
-    /// A file with sections is refused: they would change which elements are pairs.
+    /// A file with sections is refused.
     Refused,
-    /// Section after section (Qwen2-VL).
+    /// Section after section, pairs as in [`RopeStyle::NeoX`] (Qwen2-VL); none if the first or the second is empty.
     Blocks,
     /// By turns: pair i belongs to section i mod 3 while that has pairs left, then to the fourth (Qwen3-VL).
     Interleaved,

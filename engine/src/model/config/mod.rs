@@ -212,7 +212,7 @@ impl Config {
             Alibi::Always => true,
             Alibi::Layers(n) => n == n_layer,
         };
-        let rope = if alibi { None } else { arch.rope };
+        let rope = if alibi { None } else { rope::style(&keys, arch)? };
         let n_ctx_train = keys.size("context_length", 1..=MAX_CONTEXT)?;
         let (norm, norm_eps) = norm(&keys, arch)?;
         let embedding_scale = if arch.embeddings_by_width { sqrt(n_embd as f32) } else { 1.0 };

@@ -4,9 +4,13 @@ use alloc::format;
 use alloc::vec::Vec;
 
 use crate::error::LoadError;
+use crate::kernels::rope::RopeStyle;
 use crate::model::arch::{Arch, LocalRope, Sections};
 use crate::model::keys::Keys;
 use crate::model::rotary::{RopeConfig, Scaling};
+
+/// Key of the sections of multimodal RoPE.
+const SECTIONS: &str = "rope.dimension_sections";
 
 /// The RoPE variants of global and of local layers, whose keys have these dimensions.
 pub(super) fn rotations(
@@ -61,22 +65,37 @@ fn rotated(keys: &Keys<'_, '_>, name: &str, default: usize, dim: usize) -> Resul
     Ok(n_rot)
 }
 
-/// The pairs of a head that do not rotate in text: those of the fourth section of multimodal RoPE.
-fn unrotated(keys: &Keys<'_, '_>, kind: Sections, n_pairs: usize) -> Result<Vec<usize>, LoadError> {
-    let name = "rope.dimension_sections";
-    let Some(sections) = keys.u32_array(name)?.filter(|_| kind != Sections::None) else { return Ok(Vec::new()) };
-    let sum = sections.iter().fold(0u32, |sum, n| sum.saturating_add(*n)) as usize;
-    if kind == Sections::Refused {
-        return Err(keys.wrong(name, format!("{sections:?}"), "no such key"));
+/// Which elements of a head are a pair: with sections in blocks, as in [`RopeStyle::NeoX`] whatever the family has without.
+pub(super) fn style(keys: &Keys<'_, '_>, arch: &Arch) -> Result<Option<RopeStyle>, LoadError> {
+    let has_blocks = arch.sections == Sections::Blocks && sections(keys, arch.sections)?.is_some();
+    Ok(if has_blocks { arch.rope.and(Some(RopeStyle::NeoX)) } else { arch.rope })
+}
+
+/// The sections of multimodal RoPE, in pairs; `None` if all pairs rotate.
+fn sections(keys: &Keys<'_, '_>, kind: Sections) -> Result<Option<Vec<u32>>, LoadError> {
+    let name = SECTIONS;
+    let Some(sections) = keys.u32_array(name)?.filter(|_| kind != Sections::None) else { return Ok(None) };
+    match (kind, &sections[..]) {
+        (Sections::Refused, _) => Err(keys.wrong(name, format!("{sections:?}"), "no such key")),
+        (Sections::Blocks, [0, ..] | [_, 0, ..]) => Ok(None),
+        (_, [_, _, _, ..]) => Ok(Some(sections)),
+        _ => Err(keys.wrong(name, format!("{sections:?}"), "the pairs of at least three sections")),
     }
-    let [a, b, c] = match sections[..] {
-        [a, b, c, ..] if sum == n_pairs => [a, b, c].map(|n| n as usize),
-        _ => return Err(keys.wrong(name, format!("{sections:?}"), format!("sections of {n_pairs} pairs"))),
-    };
-    let is_still = |i: &usize| match kind {
-        Sections::None | Sections::Refused => false,
-        Sections::Blocks => *i >= a + b + c,
-        Sections::Interleaved => *i >= 3 * [a, b, c][i % 3],
+}
+
+/// The pairs of a head that do not rotate in text: those of the fourth section of multimodal RoPE. Pairs beyond the sections
+/// begin with the first again.
+fn unrotated(keys: &Keys<'_, '_>, kind: Sections, n_pairs: usize) -> Result<Vec<usize>, LoadError> {
+    let Some(sections) = sections(keys, kind)?.filter(|_| n_pairs > 0) else { return Ok(Vec::new()) };
+    let sum = sections.iter().fold(0u32, |sum, n| sum.saturating_add(*n)) as usize;
+    if !(1..=2 * n_pairs).contains(&sum) {
+        return Err(keys.wrong(SECTIONS, format!("{sections:?}"), format!("sections of {n_pairs} pairs")));
+    }
+    let size = |section: usize| sections[section] as usize;
+    let is_still = |i: &usize| match (kind, i % sum) {
+        (Sections::None | Sections::Refused, _) => false,
+        (Sections::Blocks, i) => i >= size(0) + size(1) + size(2),
+        (Sections::Interleaved, i) => i >= 3 * size(i % 3),
     };
     Ok((0..n_pairs).filter(is_still).collect())
 }
