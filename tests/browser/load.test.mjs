@@ -425,6 +425,7 @@ test("a model beyond 4 GiB gets the module with memory64, or is refused before i
     [{ memory64: true }, "model", /^stream: /, ["simd128-memory64.wasm"]],
     [{ memory64: false }, "memory", /5000000000 bytes.*option memory64 is false/, ["relaxed-simd.wasm"]],
     [{ wasm: "/web/wasm/simd128.wasm" }, "memory", /room for 3600000000/, ["simd128.wasm"]],
+    [{ wasm: "/web/wasm/simd128.wasm", memory64: true }, "request", /has 32-bit addresses/, ["simd128.wasm"]],
     [{ size: 2e10 }, "memory", /room for 15500000000/, ["relaxed-simd.wasm"]],
     [{ isa: "relaxed-simd" }, "unsupported", /have simd128 only/, ["relaxed-simd.wasm"]],
   ]) {

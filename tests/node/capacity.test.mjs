@@ -47,3 +47,11 @@ test("a model that does not fit is refused with its length, the limit and what w
   for (const options of [{}, { isMemory64: true }, { isMemory64: true, isOwn: true }])
     assert.match(outcome(16 * GIB, options), /^the model has 17179869184 bytes, .* with memory64 has room for 15500000000$/);
 });
+
+test("a module of the caller with other addresses than asked for is refused", () => {
+  for (const isMemory64 of [true, false]) {
+    const own = { ...plain, isOwn: true, isMemory64 };
+    assert.throws(() => capacityOf({ ...own, memory64: !isMemory64 }), { code: "request", message: /the option `wasm` has/ });
+    capacityOf({ ...own, memory64: isMemory64 });
+  }
+});

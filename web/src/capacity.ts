@@ -44,6 +44,10 @@ export interface CapacityOptions {
 
 export function capacityOf({ isMemory64, isOwn, memory64, isSupported }: CapacityOptions): Capacity {
   const only = (module: number, why: string) => ({ module, most: module, why });
+  if (isOwn && memory64 !== undefined && memory64 !== isMemory64) {
+    const bits = isMemory64 ? 64 : 32;
+    throw new StarlingError("request", `memory64 is ${memory64}, but the module in the option \`wasm\` has ${bits}-bit addresses`);
+  }
   if (isMemory64) return only(MAX_BYTES_MEMORY64, `a WebAssembly module with memory64 has room for ${MAX_BYTES_MEMORY64}`);
   const limit = `a WebAssembly module with 32-bit addresses has room for ${MAX_BYTES}`;
   if (!isSupported) return only(MAX_BYTES, `${limit}, and this runtime has no memory64 for larger models: ${WHO_HAS_IT}`);

@@ -402,7 +402,8 @@ fn a_model_that_is_not_loaded_is_invalidated_by_name() {
 fn recurrent_states_outlive_a_killed_server() {
     const MODEL: &str = "qwen35-f32";
     let model = reference(MODEL);
-    let args = ["-m", &model, "--draft-max", "0"];
+    // snapshots at the ends of prompt and answer only
+    let args = ["-m", &model, "--draft-max", "0", "--snapshot-interval", "1024"];
     let ask = |server: &Server, prompt: &[u64]| continued(server, MODEL, prompt, 24);
     let first: Vec<u64> = (0..210).map(|i| i * i * 31 % 300 + 20).collect();
     let directory = Directory::new();
@@ -411,9 +412,8 @@ fn recurrent_states_outlive_a_killed_server() {
     let second: Vec<u64> = first.iter().copied().chain(answer).chain([33, 44, 55]).collect();
     // the last token of the answer was never input
     let n_pages = (first.len() as u64 + 23) / PAGE;
-    // snapshots at the ends of prompt and answer
     server.wait("caches", |caches| {
-        caches["kv_disk"]["pages"].as_u64() >= Some(n_pages + 2) && caches["kv_disk"]["queued_bytes"] == 0
+        caches["kv_disk"]["pages"].as_u64() == Some(n_pages + 2) && caches["kv_disk"]["queued_bytes"] == 0
     });
     // SIGKILL
     drop(server);
