@@ -187,7 +187,6 @@ beside build-wasm build_wasm
 step format cargo fmt --all --check
 step clippy lint
 step doc env RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps
-step no-std cargo check --quiet -p starling --no-default-features
 step bare-metal cargo check --quiet -p starling --no-default-features --target aarch64-unknown-none
 step fuzz-targets cargo check --quiet --manifest-path tests/fuzz/Cargo.toml --target-dir "$target/fuzz"
 step intrinsics-are-inlined intrinsics_are_inlined
