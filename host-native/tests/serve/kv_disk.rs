@@ -433,9 +433,8 @@ fn recurrent_states_outlive_a_killed_server() {
         assert_eq!(n_cached, if is_hit { n_pages * PAGE } else { 0 }, "{name}: {caches}");
         let found: Vec<_> = caches["kv_disk"]["refused"].as_object().expect("an object").keys().collect();
         assert_eq!(found, refused, "{name}: {caches}");
-        let metrics = server.server.get("/metrics").text();
         let hits = format!("starling_state_snapshot_hits_total{{model_name=\"{MODEL}\"}} {}\n", u64::from(is_hit));
-        assert!(metrics.contains(&hits), "{name}: {metrics}");
+        let metrics = server.server.wait_metrics(&hits);
         assert!(metrics.contains("starling_recurrent_state_bytes{"), "{metrics}");
         // now from memory
         assert_eq!(ask(&server.server, &second).0, expected, "{name}");

@@ -149,6 +149,20 @@ impl Server {
         start.elapsed()
     }
 
+    /// Waits until the metrics contain `line`, and returns them: numbers of the engine are published after its step.
+    #[track_caller]
+    pub(crate) fn wait_metrics(&self, line: &str) -> String {
+        let start = Instant::now();
+        loop {
+            let metrics = self.get("/metrics").text();
+            if metrics.contains(line) {
+                return metrics;
+            }
+            assert!(start.elapsed() < LIMIT, "{line}: {metrics}");
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
     /// Process ID.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
