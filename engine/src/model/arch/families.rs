@@ -200,7 +200,7 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "stablelm", ..LAYER_NORM },
     Arch {
         name: "gemma4",
-        local_rope: LocalRope::Unscaled,
+        local_rope: LocalRope::Base(10_000.0),
         score_scale: ScoreScale::One,
         plain_value_norm: true,
         values_from_keys: true,
@@ -295,7 +295,14 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "jais2", act: Activation::ReluSquared, ..LAYER_NORM },
     Arch { name: "seed_oss", aliases: FFN_NORM, ..BASE },
     Arch { name: "glm4", sections: Sections::Blocks, ..LLAMA },
-    Arch { name: "glm4moe", sections: Sections::Blocks, mtp: Mtp::Normed, aliases: FFN_NORM, ..RAW_EXPERTS },
+    Arch {
+        name: "glm4moe",
+        gating: Gating::Sigmoid,
+        sections: Sections::Blocks,
+        mtp: Mtp::Normed,
+        aliases: FFN_NORM,
+        ..RAW_EXPERTS
+    },
     Arch { name: "gpt-oss", aliases: FFN_NORM, swiglu: Swiglu::Clamped(7.0), window_pattern: 2, ..BASE },
     Arch { name: "bloom", ..ALIBI },
     Arch { name: "mpt", ..ALIBI },
@@ -379,7 +386,7 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "bailingmoe", rope: Some(RopeStyle::Interleaved), ..RAW_EXPERTS },
     Arch { name: "bailingmoe2", ..RAW_EXPERTS },
     Arch { name: "dots1", ..RAW_EXPERTS },
-    Arch { name: "hy_v3", mtp: Mtp::Normed, ..RAW_EXPERTS },
+    Arch { name: "hy_v3", gating: Gating::Sigmoid, mtp: Mtp::Normed, ..RAW_EXPERTS },
     Arch {
         name: "glm5-next",
         rotated: Rotated::None,
