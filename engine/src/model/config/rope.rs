@@ -73,13 +73,12 @@ pub(super) fn style(keys: &Keys<'_, '_>, arch: &Arch) -> Result<Option<RopeStyle
 
 /// The sections of multimodal RoPE, in pairs; `None` if all pairs rotate.
 fn sections(keys: &Keys<'_, '_>, kind: Sections) -> Result<Option<Vec<u32>>, LoadError> {
-    let name = SECTIONS;
-    let Some(sections) = keys.u32_array(name)?.filter(|_| kind != Sections::None) else { return Ok(None) };
+    let Some(sections) = keys.u32_array(SECTIONS)?.filter(|_| kind != Sections::None) else { return Ok(None) };
     match (kind, &sections[..]) {
-        (Sections::Refused, _) => Err(keys.wrong(name, format!("{sections:?}"), "no such key")),
+        (Sections::Refused, _) => Err(keys.wrong(SECTIONS, format!("{sections:?}"), "no such key")),
         (Sections::Blocks, [0, ..] | [_, 0, ..]) => Ok(None),
         (_, [_, _, _, ..]) => Ok(Some(sections)),
-        _ => Err(keys.wrong(name, format!("{sections:?}"), "the pairs of at least three sections")),
+        _ => Err(keys.wrong(SECTIONS, format!("{sections:?}"), "the pairs of at least three sections")),
     }
 }
 
