@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the tests need and runs all of them, on every target. The last line is `N passed, M failed`, of steps.
+# Installs what the tests need and runs all of them, on every target. Prints the seconds of each step at its end; the last
+# line is `N passed, M failed`, of steps.
 # Needs rustup, Node and Python; installs the rest with rustup, cargo, and (as root or with sudo) apt-get.
 # With arguments, runs the steps of those names only.
 set -uo pipefail
@@ -15,7 +16,7 @@ export CARGO_TARGET_DIR=$target PATH=$target/tools/bin:$PATH
 # a Python that has wasmtime
 export PYTHON=$target/tools/python/bin/python
 
-passed=0 failed=0 failures=
+passed=0 failed=0 failures= times=
 chosen=" $* "
 is_chosen() {
     [ "$chosen" = "  " ] || [[ $chosen == *" $1 "* ]]
@@ -30,10 +31,12 @@ step() {
     if "$@"; then
         passed=$((passed + 1))
         echo "== $name: passed in $((SECONDS - start)) s"
+        times+="$((SECONDS - start)) $name"$'\n'
     else
         failed=$((failed + 1))
         failures="$failures $name"
         echo "== $name: FAILED after $((SECONDS - start)) s"
+        times+="$((SECONDS - start)) $name (failed)"$'\n'
     fi
 }
 
@@ -211,6 +214,8 @@ step package-in-chromium package_in_chromium
 step package-at-the-edge package_at_the_edge
 step readme python3 tests/scripts/run_readme.py
 
+echo "seconds of each step, $SECONDS in all:"
+sort -rn <<<"$times" | sed '/^$/d'
 [ -z "$failures" ] || echo "failed:$failures"
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]
