@@ -48,7 +48,7 @@ GROUPS = {
     "KV cache on disk": "kv-disk kv-disk-key-file kv-disk-size slot-save-path",
     "Connections": "max-body max-header header-timeout body-timeout write-timeout sse-keep-alive max-connections"
     " max-connections-per-address",
-    "Administration": "admin-key-file admin-listen config watch-config print-config audit-log audit-key-file audit-log-size"
+    "Administration": "admin-key-file admin-listen manage-without-keys config watch-config print-config audit-log audit-key-file audit-log-size"
     " audit-log-files",
     "Logs, metrics, traces": "log-level log-format metrics-compat otlp-endpoint worker-id callback-url",
 }

@@ -20,6 +20,7 @@ use super::audited::audited;
 use super::auth::{Credential, Hosts};
 use super::connection::Peer;
 use super::health::orca;
+use super::rights::Rights;
 use super::signed::{self, SignWith};
 use super::state::{Caller, Server, random_id};
 use super::trace::Trace;
@@ -68,6 +69,8 @@ const UNIQUE_HEADERS: [&str; 12] = [
 pub struct Gate {
     pub server: Arc<Server>,
     pub hosts: Hosts,
+    /// Whether the keys of administrators are accepted: not on the public listener if they have one of their own.
+    pub takes_admin_keys: bool,
 }
 
 /// Checks a request, passes it on, and completes its response.
@@ -205,8 +208,10 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
     }
     let peer = request.extensions().get::<Peer>().cloned();
     let is_admin = path.starts_with("/admin/");
-    let keys = match &server.admin_keys {
+    let admin_keys = server.admin_keys.as_ref().filter(|_| gate.takes_admin_keys);
+    let keys = match admin_keys {
         Some(keys) if is_admin => keys.get(),
+        // nothing tells whether a key would be that of an administrator
         None if is_admin => return Err(ApiError::no_path(request.method().as_str(), path)),
         _ => server.keys.get(),
     };
@@ -242,10 +247,13 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
         request.extensions_mut().insert(administrator);
         return Ok(request);
     }
-    let administrators = server.admin_keys.as_ref().filter(|_| MANAGING_PATHS.contains(&request.uri().path()));
+    let administrators = admin_keys.filter(|_| MANAGING_PATHS.contains(&request.uri().path()));
     let administrator = administrators.and_then(|keys| keys.get().client(Some(credential?)));
-    let is_local = peer.as_ref().is_some_and(|peer| peer.address.is_loopback());
-    let is_manager = administrator.is_some() || server.admin_keys.is_none() && !keys.are_needed() && is_local;
+    let has_admin_keys = server.admin_keys.is_some();
+    let rights = match administrator {
+        Some(_) => Rights::Manage,
+        None => Rights::without_key(&settings, &keys, has_admin_keys, peer.as_ref(), request.headers()),
+    };
     let client = match administrator.or_else(|| keys.client(credential)) {
         Some(client) => client,
         None => {
@@ -272,7 +280,7 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
         counted.inspect_err(|_| server.metrics.rejected("key_requests"))?;
     }
     let mut caller = Caller::new(client, server, request.headers(), request.uri().query());
-    caller.is_manager = is_manager;
+    caller.rights = rights;
     request.extensions_mut().insert(caller);
     Ok(request)
 }

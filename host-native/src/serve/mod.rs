@@ -40,6 +40,7 @@ mod pressure;
 mod queue;
 mod response_end;
 mod reuse;
+mod rights;
 mod scheduler;
 mod sessions;
 mod signature;

@@ -128,7 +128,7 @@ pub async fn load(
     caller: Caller,
     Body(body): Body<ModelRequest>,
 ) -> Result<Response, HttpError> {
-    caller.check_manages(&server)?;
+    caller.rights.check_loads(false)?;
     let entry = server.pool.find(Some(&body.model)).map_err(ApiError::from)?;
     let pool = Arc::clone(&server.pool);
     tokio::spawn(async move { pool.load(&entry).await.map(drop) });
@@ -148,8 +148,8 @@ pub async fn unload(
     caller: Caller,
     Body(body): Body<ModelRequest>,
 ) -> Result<Response, HttpError> {
-    caller.check_manages(&server)?;
     let entry = server.pool.find(Some(&body.model)).map_err(ApiError::from)?;
+    caller.rights.check_loads(entry.settings().pin)?;
     if !server.pool.unload(&entry, false).await {
         return Err(ApiError::invalid(format!("model `{}` is not loaded", entry.name)).code("model_not_loaded").into());
     }

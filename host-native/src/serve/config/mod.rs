@@ -91,6 +91,7 @@ settings! {
     memory_pressure "memory-pressure" bool = true, "BOOL", "React to memory pressure of the control group or the machine: smaller batches, eviction, unloading of idle models, then refusal of requests below high priority";
     admin_key_file "admin-key-file" Option<PathBuf> = None, "FILE", "File of administrators' keys, one per line, in the form of api-key-file: the key, then optionally a name; without it there is no /admin interface";
     admin_listen "admin-listen" Option<String> = None, "ADDRESS", "Address and port of a separate listener for /admin, such as 127.0.0.1:9090 [default: the public listener]";
+    manage_without_keys "manage-without-keys" bool = false, "BOOL", "Let clients on this machine add, remove and unload models by the paths of Ollama and llama-server if the server has no keys; requests that a proxy has forwarded, and those of pages of other origins, may not";
     watch_config "watch-config" bool = false, "BOOL", "Reload the settings file when it changes, as on SIGHUP";
     fault_injection "fault-injection" bool = false, "BOOL", "Let administrators make workers fail, to test failover";
     chat_template "chat-template" Option<String> = None, "NAME|FILE", "Chat template: the name of a built-in one, or a file [default: the model's own, else chatml]" per model;

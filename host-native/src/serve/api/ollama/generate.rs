@@ -118,8 +118,8 @@ async fn load_only(
     match what {
         LoadOrUnload::Load => drop(server.model(Some(name), None, caller).await?),
         LoadOrUnload::Unload => {
-            caller.check_manages(server)?;
             let entry = server.pool.find(Some(name))?;
+            caller.rights.check_loads(entry.settings().pin)?;
             server.pool.unload(&entry, false).await;
         }
     }

@@ -15,22 +15,13 @@ use starling_api::ollama::models::{
     OllamaCopyRequest, OllamaCreateRequest, OllamaDeleteRequest, OllamaProgress, OllamaPullRequest,
 };
 use starling_api::ollama::request::model_name;
+use tokio::sync::{Semaphore, oneshot};
 
 use super::super::super::admin::settings::entry_of;
 use super::super::super::state::{Caller, Server};
 use super::super::body::Body;
 use super::super::error::{ApiError, HttpError, json, request_id};
 use crate::models;
-
-/// Refuses callers that may not change the models of the server.
-fn check_manager(caller: &Caller) -> Result<(), ApiError> {
-    if caller.is_manager {
-        return Ok(());
-    }
-    let message = "models are added and removed with the key of an administrator (--admin-key-file), or from this \
-                   machine if the server has no keys";
-    Err(ApiError::new(StatusCode::FORBIDDEN.as_u16(), "permission_error", message).code("not_allowed"))
-}
 
 /// The source of a name as Ollama's clients write it: `hf.co/OWNER/REPO:QUANT` is `hf:OWNER/REPO:QUANT`.
 fn source_of(name: &str) -> String {
@@ -54,7 +45,7 @@ pub async fn pull(
     caller: Caller,
     Body(body): Body<OllamaPullRequest>,
 ) -> Result<Response, HttpError> {
-    check_manager(&caller)?;
+    caller.rights.check_manages()?;
     if body.insecure == Some(true) {
         return Err(ApiError::unsupported("insecure", "insecure: downloads are always verified").into());
     }
@@ -66,10 +57,7 @@ pub async fn pull(
         if known {
             return Ok(());
         }
-        let watch = move |n, total| watched.add(n, total);
-        let pulled = tokio::task::spawn_blocking(move || models::pull(&source, &watch));
-        let pulled = pulled.await.map_err(|_| ApiError::internal("the download panicked; see the log"))?;
-        let (name, source) = pulled.map_err(|e| ApiError::param("model", e.to_string()).code("pull_failed"))?;
+        let (name, source) = download(source, watched).await?;
         add(&server, &name, source.into())
     };
     if body.stream == Some(false) {
@@ -79,7 +67,27 @@ pub async fn pull(
     Ok(progress("pulling manifest", bytes, work))
 }
 
-/// Bytes of a download.
+/// Maximum downloads at once; further ones wait.
+const MAX_PULLS: usize = 4;
+static PULLS: Semaphore = Semaphore::const_new(MAX_PULLS);
+
+/// Downloads a model on a thread of its own: a hub that sends nothing must not hold the blocking threads, on which the server
+/// does everything else. Returns the model's name and source.
+async fn download(source: String, bytes: Arc<PulledBytes>) -> Result<(String, String), ApiError> {
+    let failed = |_| ApiError::internal("the download panicked; see the log");
+    let turn = PULLS.acquire().await.map_err(|_| ApiError::internal("no more downloads"))?;
+    let (sender, pulled) = oneshot::channel();
+    let work = move || {
+        // also if the client leaves
+        let _turn = turn;
+        let _ = sender.send(models::pull(&source, &|n, total| bytes.add(n, total)));
+    };
+    let thread = std::thread::Builder::new().name("starling-pull".into()).spawn(work);
+    thread.map_err(|e| ApiError::unavailable(format!("no thread for the download: {e}")))?;
+    pulled.await.map_err(failed)?.map_err(|e| ApiError::param("model", e.to_string()).code("pull_failed"))
+}
+
+/// Bytes of a download; a total of 0 is not known.
 #[derive(Default)]
 struct PulledBytes {
     completed: AtomicU64,
@@ -96,8 +104,9 @@ impl PulledBytes {
     /// The line about them; `None` before the download begins.
     fn line(&self) -> Option<OllamaProgress> {
         let [completed, total] = [&self.completed, &self.total].map(|n| n.load(Ordering::Relaxed));
-        let line = OllamaProgress { total: Some(total), completed: Some(completed), ..OllamaProgress::new("pulling") };
-        (total > 0).then_some(line)
+        let total = Some(total).filter(|total| *total > 0);
+        let line = OllamaProgress { total, completed: Some(completed), ..OllamaProgress::new("pulling") };
+        (total.is_some() || completed > 0).then_some(line)
     }
 }
 
@@ -176,7 +185,7 @@ pub async fn copy(
     caller: Caller,
     Body(body): Body<OllamaCopyRequest>,
 ) -> Result<StatusCode, HttpError> {
-    check_manager(&caller)?;
+    caller.rights.check_manages()?;
     copy_model(&server, &body.source, &body.destination)?;
     Ok(StatusCode::OK)
 }
@@ -197,7 +206,7 @@ pub async fn create(
     caller: Caller,
     Body(body): Body<OllamaCreateRequest>,
 ) -> Result<Response, HttpError> {
-    check_manager(&caller)?;
+    caller.rights.check_manages()?;
     copy_model(&server, body.source()?, &body.model)?;
     if body.stream == Some(false) {
         return Ok(json(StatusCode::OK, &OllamaProgress::new("success")));
@@ -219,7 +228,7 @@ pub async fn delete(
     caller: Caller,
     Body(body): Body<OllamaDeleteRequest>,
 ) -> Result<StatusCode, HttpError> {
-    check_manager(&caller)?;
+    caller.rights.check_manages()?;
     let entry = server.pool.find(Some(model_name(&body.model))).map_err(ApiError::from)?;
     server.pool.remove(&entry).await;
     Ok(StatusCode::OK)
