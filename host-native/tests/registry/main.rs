@@ -141,7 +141,7 @@ fn a_model_is_pulled_listed_used_verified_and_removed() {
 #[test]
 fn a_server_pulls_and_tells_the_bytes() {
     let (home, hub) = (Home::new(), repository());
-    let mut command = home.command(&hub, &["serve", "--port", "0", "--log-level", "off"]);
+    let mut command = home.command(&hub, &["serve", "--port", "0", "--log-level", "off", "--manage-without-keys"]);
     let mut server = command.stdout(Stdio::piped()).spawn().expect("a server");
     let mut address = String::new();
     BufReader::new(server.stdout.take().expect("a pipe")).read_line(&mut address).expect("a line");
