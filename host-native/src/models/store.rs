@@ -170,7 +170,7 @@ impl Store {
                 let _ = fs::remove_file(directory.join(file.name.as_str()));
             }
         }
-        for old in &old {
+        if let Some(old) = &old {
             self.remove_blobs(old);
         }
         Ok(())

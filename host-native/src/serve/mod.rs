@@ -43,6 +43,7 @@ mod reuse;
 mod rights;
 mod scheduler;
 mod sessions;
+mod share;
 mod signature;
 mod signed;
 mod slots;

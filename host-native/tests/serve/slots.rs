@@ -106,8 +106,17 @@ fn slots_of_other_tenants_are_closed() {
     assert_eq!(post("key-a", COMPLETIONS, &completion("starling-tiny-q8_0", &"dog ".repeat(40), 2)).status, 200);
     assert_eq!(post("key-b", "/slots/0?action=save", &file).status, 400);
     assert_eq!(post("key-a", "/slots/0?action=save", &file).status, 200);
-    assert_eq!(post("key-b", "/slots/0?action=restore", &file).status, 403);
-    assert_eq!(post("key-b", COMPLETIONS, &completion("starling-tiny-q8_0", &"dog ".repeat(40), 2)).status, 200);
-    assert_eq!(post("key-b", "/slots/1?action=save", &file).status, 403);
-    assert_eq!(post("key-a", "/slots/0?action=restore", &file).status, 200);
+    assert_eq!(post("key-b", "/slots/0?action=restore", &file).status, 404);
+    assert_eq!(post("key-b", COMPLETIONS, &completion("starling-tiny-q8_0", &"cat ".repeat(30), 2)).status, 200);
+    // b's first conversation is in b's first slot, and its file of the same name is another
+    assert_eq!(post("key-b", "/slots/0?action=save", &file).status, 200);
+    let n = |key: &str| {
+        let restored = post(key, "/slots/0?action=restore", &file);
+        assert_eq!(restored.status, 200, "{}", restored.text());
+        let authorization = format!("Bearer {key}");
+        let slots = server.send("GET", "/slots", &[("authorization", &authorization)], b"").json();
+        slots[0]["n_tokens"].as_u64().expect("a number")
+    };
+    let (a, b) = (n("key-a"), n("key-b"));
+    assert!(a != b && n("key-a") == a, "{a} {b}");
 }

@@ -1,5 +1,6 @@
 //! llama-server's slot calls: `GET /slots`, and saving, restoring and erasing the KV cache of a slot.
 
+use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::super::models::instance::ModelInstance;
 use super::super::queue::PrefixEviction;
-use super::super::slots::{Slot, file_path};
+use super::super::slots::{Slot, directory_of, file_path};
 use super::super::state::{Caller, Server};
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, HttpError, json};
@@ -156,13 +157,13 @@ pub async fn act(
         let directory = directory.ok_or_else(|| {
             ApiError::new(501, "not_supported_error", "the server saves no slots; start it with --slot-save-path")
         })?;
-        file_path(directory, &body.filename).ok_or_else(|| {
+        file_path(&directory_of(directory, &caller.tenant.name), &body.filename).ok_or_else(|| {
             ApiError::param("filename", "expected the name of a file: no path, at most 200 bytes, no leading dot")
         })
     };
     let done = match query.action.as_str() {
-        "save" => save(instance, caller, (id, slot), path()?).await?,
-        "restore" => restore(instance, caller, id, path()?).await?,
+        "save" => save(instance, &caller, (id, slot), path()?).await?,
+        "restore" => restore(instance, &caller, id, path()?).await?,
         "erase" => erase(&instance, &caller, (id, slot)),
         other => {
             let message = format!("action {other:?}, expected save, restore or erase");
@@ -175,7 +176,7 @@ pub async fn act(
 
 async fn save(
     instance: Arc<ModelInstance>,
-    caller: Caller,
+    caller: &Caller,
     (id, slot): (usize, Slot),
     path: PathBuf,
 ) -> Result<SlotDone, ApiError> {
@@ -193,6 +194,8 @@ async fn save(
     let sha256 = instance.model_sha256;
     let tenant = caller.tenant.name.to_string();
     blocking(move || {
+        let private = std::fs::DirBuilder::new().mode(0o700).recursive(true).create(path.parent().unwrap_or(&path));
+        private.map_err(|e| ApiError::internal(format!("the directory of slots: {}", e.kind())))?;
         if let Ok((other, _)) = session_file::read(&path, &sha256)
             && !other.tokens.is_empty()
             && other.tenant != tenant
@@ -208,7 +211,12 @@ async fn save(
     Ok(SlotDone { n_saved: Some(n_saved), n_written: Some(n_written), timings, ..SlotDone::default() })
 }
 
-async fn restore(instance: Arc<ModelInstance>, caller: Caller, id: usize, path: PathBuf) -> Result<SlotDone, ApiError> {
+async fn restore(
+    instance: Arc<ModelInstance>,
+    caller: &Caller,
+    id: usize,
+    path: PathBuf,
+) -> Result<SlotDone, ApiError> {
     let begin = Instant::now();
     let (sha256, tenant) = (instance.model_sha256, caller.tenant.name.to_string());
     let (conversation, pages) = blocking(move || {

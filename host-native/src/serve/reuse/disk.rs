@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use super::super::kv_disk::{Error, KvDisk, MAX_PAGE, Namespace, Options, PageInfo, PageKey, Stats};
 use super::answer_file::{self, Updates};
-use super::cache::ReuseKey;
+use super::key::ReuseKey;
 
 /// Parts of a key in the directory: the digest of the request, one of all of [`ReuseKey`], the model's name, the tenant's.
 const DIGEST: std::ops::Range<usize> = 0..16;
