@@ -15,7 +15,7 @@ use tracing::Instrument;
 use super::access_log::logged;
 use super::admin::Administrator;
 use super::api::error::{ApiError, ERROR_FORM, ErrorForm, HttpError, REQUEST_ID, quoted};
-use super::audit::Event;
+use super::audit::{Event, Refusal};
 use super::audited::audited;
 use super::auth::{Credential, Hosts};
 use super::connection::Peer;
@@ -155,10 +155,17 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     if let Some(with) = sign_with.into_inner() {
         response.extensions_mut().insert::<SignWith>(with);
     }
-    if let (Some(log), Some(caller), Method::POST) = (&gate.server.audit, caller, method) {
-        response = audited(response, Arc::clone(log), caller, id, path);
+    if let (Some(log), Some(caller)) = (&gate.server.audit, caller.filter(|_| is_audited(&method, &path))) {
+        let endpoint = if method == Method::POST { path } else { format!("{method} {path}") };
+        response = audited(response, Arc::clone(log), caller, id, endpoint);
     }
     trace.send(response)
+}
+
+/// Whether a request is in the audit log: what computes or changes something, and what reads stored answers.
+fn is_audited(method: &Method, path: &str) -> bool {
+    let is_stored = ["/v1/responses", "/v1/chat/completions"].iter().any(|stored| path.starts_with(stored));
+    !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS) || *method == Method::GET && is_stored
 }
 
 /// Records a request without a valid credential, or with one that may not do it.
@@ -166,8 +173,8 @@ fn refused(server: &Server, error: &ApiError, address: Option<IpAddr>, path: &st
     let is_refused =
         [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].iter().any(|status| status.as_u16() == error.status);
     if let Some(log) = server.audit.as_ref().filter(|_| is_refused) {
-        let reason = error.code.unwrap_or(error.kind).into();
-        log.record(Event::Refused { reason, address, path: path.into(), status: error.status });
+        let reason = error.code.unwrap_or(error.kind);
+        log.record(Event::Refused(Refusal::new(reason, address, path, error.status)));
     }
 }
 

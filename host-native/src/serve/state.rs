@@ -11,7 +11,7 @@ use axum::http::request::Parts;
 use tokio_rustls::TlsAcceptor;
 
 use super::api::error::{ApiError, HttpError, request_id};
-use super::audit::AuditLog;
+use super::audit::AuditTrail;
 use super::auth::{Client, Keys, Tenant};
 use super::config::{Live, Settings};
 use super::failures::SharedFailures;
@@ -48,7 +48,7 @@ pub struct Server {
     /// Verifies signed requests.
     pub verifier: Verifier,
     /// Who did what; `None`: it is not recorded.
-    pub audit: Option<Arc<AuditLog>>,
+    pub audit: Option<Arc<AuditTrail>>,
     pub log_filter: LogFilter,
     pub failures: SharedFailures,
     pub start: Instant,

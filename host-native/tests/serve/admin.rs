@@ -54,6 +54,7 @@ fn settings_change_all_or_none() {
         (json!({ "max-n": 7, "queue-hgih": 1 }), json!("queue-hgih"), "did you mean queue-high?"),
         (json!({ "max-n": 0 }), json!("max-n"), "from 1 to 128"),
         (json!({ "max-n": 7, "log-level": "a=b=c" }), Value::Null, "log-level"),
+        (json!({ "max-n": 7, "log-level": "inf" }), Value::Null, "found \"inf\""),
         (json!({ "max-n": 7, "batch-tokens": 60_000 }), Value::Null, "at most 128"),
         (json!({ "models": { "x": { "max-n": 7 } } }), json!("model"), "did you mean `m`?"),
         (json!({ "models": { "m": { "load-wait": 7 } } }), json!("load-wait"), "of the server"),

@@ -7,6 +7,7 @@ mod audit;
 mod certificates;
 mod chaos;
 mod connections;
+mod disclosure;
 mod equal;
 mod kv_disk;
 mod limits;

@@ -20,6 +20,7 @@ use super::super::state::{Caller, Server};
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, HttpError, json};
 use super::params::{PathParams, QueryParams};
+use crate::error::Failure;
 use crate::session_file::{self, Conversation};
 
 /// Bytes of pages imported between two steps.
@@ -204,7 +205,8 @@ async fn save(
         }
         let conversation =
             Conversation { tokens: slot.tokens, tenant, cache_salt: slot.salt, ..Conversation::new(&sha256) };
-        session_file::write(&path, &conversation, &pages).map_err(|e| ApiError::internal(e.to_string()))
+        session_file::write(&path, &conversation, &pages)
+            .map_err(|e| ApiError::internal(format!("the slot was not written: {}", e.for_clients())))
     })
     .await?;
     let timings = SlotTimings { save_ms: Some(begin.elapsed().as_secs_f64() * 1e3), ..SlotTimings::default() };
@@ -220,7 +222,7 @@ async fn restore(
     let begin = Instant::now();
     let (sha256, tenant) = (instance.model_sha256, caller.tenant.name.to_string());
     let (conversation, pages) = blocking(move || {
-        let wrong = |e: &dyn std::fmt::Display| ApiError::param("filename", e.to_string());
+        let wrong = |e: &Failure| ApiError::param("filename", e.for_clients());
         if !path.exists() {
             return Err(ApiError::new(404, "invalid_request_error", "no such file").code("file_not_found"));
         }

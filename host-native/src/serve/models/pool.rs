@@ -51,7 +51,7 @@ pub enum ModelState {
     /// Its requests finish before another model takes its place; new ones wait.
     Draining,
     /// The last load failed; a request tries again.
-    Failed(Arc<str>),
+    Failed(PoolError),
 }
 
 impl ModelState {
@@ -224,7 +224,7 @@ pub enum PoolError {
 
 impl From<PoolError> for ApiError {
     fn from(error: PoolError) -> ApiError {
-        let message = error.to_string();
+        let message = error.for_clients();
         let code = error.code();
         match error {
             PoolError::Unknown { .. } => {
@@ -251,6 +251,20 @@ impl From<PoolError> for ApiError {
 }
 
 impl PoolError {
+    /// The message for clients, without paths of the server.
+    pub fn for_clients(&self) -> String {
+        match self {
+            PoolError::Load { name, cause } => format!("model `{name}` does not load: {}", cause.for_clients()),
+            other => other.to_string(),
+        }
+    }
+
+    /// The error for administrators, who know the paths.
+    pub fn for_administrators(self) -> ApiError {
+        let message = self.to_string();
+        ApiError { message, ..self.into() }
+    }
+
     /// The code of the error in the API, and the label `reason` in metrics.
     pub const fn code(&self) -> &'static str {
         match self {
@@ -424,7 +438,7 @@ impl ModelPool {
         let result = self.load_as(entry, model, true).await;
         entry.state.send_replace(match &result {
             Ok(instance) => ModelState::Loaded(Arc::clone(instance)),
-            Err(e) => ModelState::Failed(e.to_string().into()),
+            Err(e) => ModelState::Failed(e.clone()),
         });
         entry.touch();
         result
@@ -567,7 +581,7 @@ impl ModelPool {
                 let old = self.load_as(entry, before, true).await;
                 entry.state.send_replace(match old {
                     Ok(old) => ModelState::Loaded(old),
-                    Err(again) => ModelState::Failed(again.to_string().into()),
+                    Err(again) => ModelState::Failed(again),
                 });
                 Err(e)
             }

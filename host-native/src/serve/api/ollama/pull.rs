@@ -17,6 +17,7 @@ use starling_api::ollama::models::{
 use starling_api::ollama::request::model_name;
 use tokio::sync::{Semaphore, oneshot};
 
+use super::super::super::admin::Administrator;
 use super::super::super::admin::settings::entry_of;
 use super::super::super::state::{Caller, Server};
 use super::super::body::Body;
@@ -53,12 +54,15 @@ pub async fn pull(
     let source = source_of(&body.model);
     let bytes = Arc::new(PulledBytes::default());
     let watched = Arc::clone(&bytes);
+    let administrator = Administrator::of_caller(&caller, &server);
     let work = async move {
         if known {
             return Ok(());
         }
-        let (name, source) = download(source, watched).await?;
-        add(&server, &name, source.into())
+        let pulled = download(source.clone(), watched).await;
+        let result = pulled.and_then(|(name, source)| add(&server, &name, source.into()));
+        log(&administrator, "pull model", &source, &result);
+        result
     };
     if body.stream == Some(false) {
         work.await?;
@@ -156,6 +160,11 @@ fn progress(
     ([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response()
 }
 
+/// Logs what was done to a model.
+fn log(administrator: &Administrator, action: &str, model: &str, result: &Result<(), ApiError>) {
+    administrator.log(action, model, result.as_ref().map(|()| ()).map_err(|e| e.message.as_str()));
+}
+
 /// Adds a model under a name; the first request loads it.
 fn add(server: &Server, name: &str, source: std::path::PathBuf) -> Result<(), ApiError> {
     let entry = entry_of(&server.pool.configuration(), name, source, &toml::Table::new())?;
@@ -186,7 +195,9 @@ pub async fn copy(
     Body(body): Body<OllamaCopyRequest>,
 ) -> Result<StatusCode, HttpError> {
     caller.rights.check_manages()?;
-    copy_model(&server, &body.source, &body.destination)?;
+    let result = copy_model(&server, &body.source, &body.destination);
+    log(&Administrator::of_caller(&caller, &server), "copy model", &body.destination, &result);
+    result?;
     Ok(StatusCode::OK)
 }
 
@@ -207,7 +218,9 @@ pub async fn create(
     Body(body): Body<OllamaCreateRequest>,
 ) -> Result<Response, HttpError> {
     caller.rights.check_manages()?;
-    copy_model(&server, body.source()?, &body.model)?;
+    let result = copy_model(&server, body.source()?, &body.model);
+    log(&Administrator::of_caller(&caller, &server), "create model", &body.model, &result);
+    result?;
     if body.stream == Some(false) {
         return Ok(json(StatusCode::OK, &OllamaProgress::new("success")));
     }
@@ -231,6 +244,7 @@ pub async fn delete(
     caller.rights.check_manages()?;
     let entry = server.pool.find(Some(model_name(&body.model))).map_err(ApiError::from)?;
     server.pool.remove(&entry).await;
+    log(&Administrator::of_caller(&caller, &server), "remove model", &entry.name, &Ok(()));
     Ok(StatusCode::OK)
 }
 
