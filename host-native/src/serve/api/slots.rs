@@ -1,7 +1,7 @@
 //! llama-server's slot calls: `GET /slots`, and saving, restoring and erasing the KV cache of a slot.
 
 use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -163,7 +163,7 @@ pub async fn act(
         })
     };
     let done = match query.action.as_str() {
-        "save" => save(instance, &caller, (id, slot), path()?).await?,
+        "save" => save(instance, &caller, (id, slot), path()?, server.settings().slot_save_size.0).await?,
         "restore" => restore(instance, &caller, id, path()?).await?,
         "erase" => erase(&instance, &caller, (id, slot)),
         other => {
@@ -180,6 +180,7 @@ async fn save(
     caller: &Caller,
     (id, slot): (usize, Slot),
     path: PathBuf,
+    limit: u64,
 ) -> Result<SlotDone, ApiError> {
     let begin = Instant::now();
     if slot.tokens.is_empty() {
@@ -197,6 +198,12 @@ async fn save(
     blocking(move || {
         let private = std::fs::DirBuilder::new().mode(0o700).recursive(true).create(path.parent().unwrap_or(&path));
         private.map_err(|e| ApiError::internal(format!("the directory of slots: {}", e.kind())))?;
+        let sum = others_bytes(&path).saturating_add(pages.len() as u64);
+        if sum > limit {
+            let message =
+                format!("with this file the slots would have {sum} bytes, expected at most {limit} (--slot-save-size)");
+            return Err(ApiError::new(413, "invalid_request_error", message).code("slots_full"));
+        }
         if let Ok((other, _)) = session_file::read(&path, &sha256)
             && !other.tokens.is_empty()
             && other.tenant != tenant
@@ -211,6 +218,13 @@ async fn save(
     .await?;
     let timings = SlotTimings { save_ms: Some(begin.elapsed().as_secs_f64() * 1e3), ..SlotTimings::default() };
     Ok(SlotDone { n_saved: Some(n_saved), n_written: Some(n_written), timings, ..SlotDone::default() })
+}
+
+/// Bytes of the other files beside a file.
+fn others_bytes(path: &Path) -> u64 {
+    let entries = path.parent().and_then(|directory| std::fs::read_dir(directory).ok()).into_iter().flatten().flatten();
+    let others = entries.filter(|entry| entry.path() != path).filter_map(|entry| entry.metadata().ok());
+    others.filter(std::fs::Metadata::is_file).map(|file| file.len()).sum()
 }
 
 async fn restore(

@@ -170,6 +170,7 @@ settings! {
     kv_disk_key_file "kv-disk-key-file" Option<PathBuf> = None, "FILE", "Key of the checksums in kv-disk, at least 64 hexadecimal digits: for a directory that others can write; files without it are refused";
     kv_disk_size "kv-disk-size" Bytes = Bytes(16 << 30), "BYTES" in 0.0..=1.1e15, "Maximum size of the files in kv-disk, in bytes; the least recently used pages are removed";
     slot_save_path "slot-save-path" Option<PathBuf> = None, "DIR", "Directory for the files of POST /slots/{id}?action=save and restore [default: none]";
+    slot_save_size "slot-save-size" Bytes = Bytes(16 << 30), "BYTES" in 0.0..=1.1e15, "Maximum size of a tenant's files in slot-save-path, in bytes; a file beyond it is refused";
     audit_log "audit-log" Option<PathBuf> = None, "FILE", "File of the audit log, which records who did what but no texts, as JSON lines chained by hashes; `starling admin audit verify` checks it [default: none]";
     audit_log_size "audit-log-size" Bytes = Bytes(64 << 20), "BYTES" in 0.0..=1.1e12, "Size at which the audit log is rotated, in bytes; 0: never";
     audit_log_files "audit-log-files" usize = 0, "N", "Rotated files of the audit log to keep; 0: all";
