@@ -1,7 +1,7 @@
 //! `starling admin`: client of a server's `/admin` interface.
 
 use std::io::{Write, stdout};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
@@ -45,9 +45,16 @@ fn verify_audit(args: &AdminArgs, file: &Path, key: Option<&Path>, expect: Optio
     let expect = expect.map(str::parse::<audit::Hash>).transpose().map_err(|e| wrong(&format!("--expect: {e}")))?;
     let Report { files, records, first_seq, last_seq, head, torn_bytes } =
         audit::verify(file, key.as_ref(), expect).map_err(|problem| wrong(&problem))?;
+    // the logs beside it have chains of their own
+    let other = |path: PathBuf| audit::verify(&path, key.as_ref(), None).map(|report| (path, report));
+    let others = audit::others(file).into_iter().map(other).collect::<Result<Vec<_>, _>>();
+    let others = others.map_err(|problem| wrong(&problem))?;
     let mut out = stdout().lock();
     if args.json {
         let report = json!({
+            "others": others.iter().map(|(path, report)| json!({
+                "file": path, "records": report.records, "head": report.head.to_string(),
+            })).collect::<Vec<_>>(),
             "files": files, "records": records, "first_seq": first_seq, "last_seq": last_seq,
             "head": head.to_string(), "torn_bytes": torn_bytes,
         });
@@ -60,7 +67,12 @@ fn verify_audit(args: &AdminArgs, file: &Path, key: Option<&Path>, expect: Optio
     if torn_bytes > 0 {
         writeln!(out, "{torn_bytes} bytes of an incomplete line at the end")?;
     }
-    Ok(writeln!(out, "last hash: {head}")?)
+    writeln!(out, "last hash: {head}")?;
+    for (path, report) in others {
+        let Report { files, records, first_seq, last_seq, .. } = report;
+        writeln!(out, "{}: {records} records in {files} files, {first_seq} to {last_seq}: ok", path.display())?;
+    }
+    Ok(())
 }
 
 fn key(args: &AdminArgs) -> Result<String, Failure> {

@@ -71,6 +71,23 @@ pub enum Failure {
     WorkingMemory(MemoryError),
 }
 
+impl Failure {
+    /// The message for clients of a server: without paths, names of files and sources, which are the operator's.
+    pub fn for_clients(&self) -> String {
+        match self {
+            Failure::File { source, .. } => format!("its file cannot be read: {}", plain(source)),
+            Failure::Model { source, .. } => source.to_string(),
+            Failure::DraftModel { source, .. } => format!("its draft model: {source}"),
+            Failure::Incomplete { have, total, .. } => format!("incomplete download: {}", amount(*have, *total)),
+            Failure::Source(_) => "its source leads to no model file; see the log of the server".into(),
+            Failure::Usage(_) | Failure::Io(_) | Failure::Weights(_) | Failure::Receipt { .. } => {
+                "see the log of the server".into()
+            }
+            other => other.to_string(),
+        }
+    }
+}
+
 /// The system's text, without its number for the two errors that everyone meets.
 fn plain(error: &io::Error) -> String {
     match error.kind() {

@@ -21,23 +21,28 @@ pub enum Of {
 pub struct Progress {
     what: &'static str,
     of: Of,
-    total: u64,
+    /// 0 if it is not known.
+    total: AtomicU64,
     bar: ProgressBar,
-    /// Tenths already printed; `None` on a terminal.
+    /// Tenths, or steps of [`STEP`], already printed; `None` on a terminal.
     said: Option<AtomicU64>,
 }
 
 impl Progress {
-    /// `what` is the activity, such as `quantizing`.
+    /// `what` is the activity, such as `quantizing`; `total` is 0 if it is not known.
     pub fn new(what: &'static str, of: Of, total: u64) -> Progress {
-        let amount = match of {
+        let amount: String = match of {
             Of::Bytes => "{bytes}/{total_bytes} {bytes_per_sec} {eta}".into(),
             Of::Count(things) => format!("{{pos}}/{{len}} {things}"),
         };
-        let style = ProgressStyle::with_template(&format!("{what} {{bar:32}} {amount} {{msg}}"));
+        let template = match total {
+            0 => format!("{what} {{bytes}} {{bytes_per_sec}} {{msg}}"),
+            _ => format!("{what} {{bar:32}} {amount} {{msg}}"),
+        };
+        let style = ProgressStyle::with_template(&template);
         let said = (!stderr().is_terminal()).then(|| AtomicU64::new(0));
         let bar = ProgressBar::new(total).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        Progress { what, of, total, bar, said }
+        Progress { what, of, total: AtomicU64::new(total), bar, said }
     }
 
     /// As [`Progress::new`], but prints nothing if standard error is not a terminal.
@@ -47,7 +52,7 @@ impl Progress {
 
     /// Prints nothing.
     pub fn hidden() -> Progress {
-        Progress { what: "", of: Of::Bytes, total: 0, bar: ProgressBar::hidden(), said: None }
+        Progress { what: "", of: Of::Bytes, total: AtomicU64::new(0), bar: ProgressBar::hidden(), said: None }
     }
 
     /// Adds `n`; `message` names the current item.
@@ -55,10 +60,9 @@ impl Progress {
         self.bar.set_message(message.to_owned());
         self.bar.inc(n);
         let Some(said) = &self.said else { return };
-        if let Some(line) =
-            line(self.what, self.of, (self.bar.position(), self.total), said.load(Ordering::Relaxed), message)
-        {
-            said.store(tenths(self.bar.position(), self.total), Ordering::Relaxed);
+        let (done, total) = (self.bar.position(), self.total.load(Ordering::Relaxed));
+        if let Some(line) = line(self.what, self.of, (done, total), said.load(Ordering::Relaxed), message) {
+            said.store(steps(done, total), Ordering::Relaxed);
             // stderr may be closed
             let _ = writeln!(stderr(), "{line}");
         }
@@ -70,22 +74,32 @@ impl Progress {
     }
 }
 
-fn tenths(done: u64, total: u64) -> u64 {
-    (u128::from(done) * 10 / u128::from(total.max(1))) as u64
+/// Bytes, or items, from one line to the next if the total is not known.
+const STEP: u64 = 64 << 20;
+
+/// Tenths that are done, or steps.
+fn steps(done: u64, total: u64) -> u64 {
+    match total {
+        0 => done / STEP,
+        total => (u128::from(done) * 10 / u128::from(total)) as u64,
+    }
 }
 
-/// The next line, if another tenth is done.
+/// The next line, if another tenth or step is done.
 fn line(what: &str, of: Of, (done, total): (u64, u64), said: u64, message: &str) -> Option<String> {
-    let now = tenths(done, total);
+    let now = steps(done, total);
     if now <= said {
         return None;
     }
-    let total = match of {
-        Of::Bytes => HumanBytes(total).to_string(),
-        Of::Count(things) => format!("{total} {things}"),
+    let amount = |n| match of {
+        Of::Bytes => HumanBytes(n).to_string(),
+        Of::Count(things) => format!("{n} {things}"),
     };
     let message = if message.is_empty() { String::new() } else { format!(", {message}") };
-    Some(format!("{what}: {} % of {total}{message}", now * 10))
+    Some(match total {
+        0 => format!("{what}: {}{message}", amount(done)),
+        total => format!("{what}: {} % of {}{message}", now * 10, amount(total)),
+    })
 }
 
 #[cfg(test)]
@@ -103,5 +117,10 @@ mod tests {
         let line = super::line("quantizing", Of::Bytes, (3 << 20, 3 << 20), 0, "token_embd.weight");
         assert_eq!(line.as_deref(), Some("quantizing: 100 % of 3.00 MiB, token_embd.weight"));
         assert_eq!(super::line("loading", Of::Bytes, (0, 0), 0, ""), None);
+        // of an unknown total there are no percents
+        let line = |done, said| super::line("downloading", Of::Bytes, (done, 0), said, "");
+        assert_eq!(line(81_920, 0), None);
+        assert_eq!(line(130 << 20, 1).as_deref(), Some("downloading: 130.00 MiB"));
+        assert_eq!(line(130 << 20, 2), None);
     }
 }

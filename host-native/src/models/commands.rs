@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use starling::gguf::Gguf;
 
 use super::download::digest_of;
+use super::names::Sha256Hex;
 use super::pull::PullOptions;
 use super::source::RemoteSource;
 use super::store::{Manifest, Store};
@@ -26,12 +27,11 @@ pub fn pull(args: &PullArgs) -> Result<(), Failure> {
     }
     let expected = || Failure::Usage(format!("{:?}: expected hf:OWNER/REPO or an https URL", args.source));
     let source = RemoteSource::parse(&args.source).ok_or_else(expected)??;
-    if args.sha256.as_ref().is_some_and(|text| text.len() != 64 || !text.chars().all(|c| c.is_ascii_hexdigit())) {
-        return Err(Failure::Usage("--sha256: expected 64 hexadecimal digits".into()));
-    }
+    let sha256 = args.sha256.as_deref().map(Sha256Hex::parse).transpose();
+    let sha256 = sha256.map_err(|_| Failure::Usage("--sha256: expected 64 hexadecimal digits".into()))?;
     let options = PullOptions {
         name: args.name.clone(),
-        sha256: args.sha256.clone(),
+        sha256,
         connections: args.connections.map(usize::from),
         force: args.force,
     };
@@ -127,7 +127,7 @@ pub fn verify(names: &[String]) -> Result<(), Failure> {
     };
     let mut n_damaged = 0;
     for (model, file) in models.iter().flat_map(|model| model.files.iter().map(move |file| (model, file))) {
-        let path = store.directory(&model.name).join(&file.name);
+        let path = store.directory(&model.name).join(file.name.as_str());
         let problem = match digest_of(&path) {
             Ok(digest) if digest == file.sha256 => None,
             Ok(digest) => Some(format!("found SHA-256 {digest}, expected {}", file.sha256)),
@@ -152,7 +152,7 @@ pub fn is_stored(name: &str) -> bool {
 
 /// The architecture in the header of a model's first file; `None` if the file is damaged.
 fn architecture(store: &Store, model: &Manifest) -> Option<String> {
-    let file = ModelFile::open(&store.directory(&model.name).join(&model.files.first()?.name)).ok()?;
+    let file = ModelFile::open(&store.directory(&model.name).join(model.files.first()?.name.as_str())).ok()?;
     let header = Gguf::parse(&file).ok()?;
     header.str("general.architecture").ok().flatten().map(str::to_string)
 }

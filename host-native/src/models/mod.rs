@@ -5,6 +5,8 @@ mod download;
 mod gguf_files;
 mod http;
 mod hub_cache;
+mod names;
+mod pace;
 mod pull;
 mod source;
 mod store;
@@ -69,6 +71,8 @@ pub enum SourceError {
     MissingShard { path: PathBuf },
     #[error("{}: more than {limit} entries, expected the directory of a model", directory.display())]
     TooLarge { directory: PathBuf, limit: usize },
+    #[error("{url}: {why}")]
+    Hub { url: String, why: names::NameError },
     #[error("{name:?}: expected a name of letters, digits and . _ - + : @")]
     Name { name: String },
     #[error("{name}: the store has a model of this name, of {source_text}; give another with --name")]
@@ -151,7 +155,7 @@ impl Registry {
                 let model = self.pull(&remote, &PullOptions::default(), &|_, _| {})?.0;
                 self.open(&model)
             }
-            None if store::is_name(text) && !text.ends_with(".gguf") => {
+            None if names::is_name(text) && !text.ends_with(".gguf") => {
                 let names = self.store.as_ref().map(Store::list).unwrap_or_default();
                 let near = names.iter().map(|model| (strsim::jaro_winkler(&model.name, text), &model.name));
                 let near = near.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|(score, _)| *score > 0.7);

@@ -1,6 +1,7 @@
 //! Downloads of models into the store.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use reqwest::StatusCode;
 use reqwest::header::ETAG;
@@ -8,11 +9,12 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use starling::gguf::ShardName;
 
-use super::download::{Downloader, Remote, hex, index_path};
+use super::download::{Downloader, Remote, hex, index_path, total_size};
 use super::gguf_files::choose;
 use super::http::{Http, Options};
+use super::names::{Commit, FileName, RepoPath, Sha256Hex, is_name};
 use super::source::{HubSource, RemoteSource};
-use super::store::{Manifest, Store, StoredFile, is_name};
+use super::store::{Manifest, Store, StoredFile};
 use super::{DownloadError, SourceError};
 use crate::progress::{Of, Progress};
 
@@ -26,7 +28,7 @@ pub struct PullOptions {
     /// Name in the store [default: after the file].
     pub name: Option<String>,
     /// Expected digest, of a model in one file.
-    pub sha256: Option<String>,
+    pub sha256: Option<Sha256Hex>,
     /// Connections for one file.
     pub connections: Option<usize>,
     /// Download again what is there.
@@ -35,11 +37,11 @@ pub struct PullOptions {
 
 /// What there is to download.
 struct Offer {
-    files: Vec<(String, Remote)>,
+    files: Vec<(FileName, Remote)>,
     revision: Option<String>,
 }
 
-/// Called with the number of bytes that have arrived since the last call, and of the whole download.
+/// Called with the number of bytes that have arrived since the last call, and of the whole download; 0 if that is not known.
 pub type Watch<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
 /// Downloads models.
@@ -76,8 +78,11 @@ impl Puller<'_> {
         }) {
             return Ok((done, false));
         }
-        let size = offer.files.iter().filter_map(|(_, remote)| remote.size).sum();
+        let needed = AtomicU64::new(offer.files.iter().filter_map(|(_, remote)| remote.size).sum());
+        let size = needed.load(Ordering::Relaxed);
         self.store.make_room(size)?;
+        let is_known = offer.files.iter().all(|(_, remote)| remote.size.is_some());
+        let size = if is_known { size } else { 0 };
         let progress = Progress::new("downloading", Of::Bytes, size);
         let downloader = Downloader {
             http: &http,
@@ -87,6 +92,8 @@ impl Puller<'_> {
                 progress.inc(n, "");
                 (self.watch)(n, size);
             },
+            // a hub or server that declares too little gets no more room than there is
+            more: &|n| self.store.make_room(needed.fetch_add(n, Ordering::Relaxed).saturating_add(n)),
         };
         let mut files = Vec::new();
         for (file, remote) in &offer.files {
@@ -100,23 +107,23 @@ impl Puller<'_> {
     }
 
     /// Downloads one file unless its content is there.
-    fn file(&self, downloader: &Downloader<'_>, name: &str, remote: &Remote) -> Result<StoredFile, SourceError> {
-        let blobs = self.store.blobs();
-        let known =
-            remote.sha256.as_ref().map(|sha256| (sha256.to_ascii_lowercase(), blobs.join(sha256.to_ascii_lowercase())));
-        if let Some((sha256, blob)) = known.filter(|(_, blob)| blob.is_file()) {
+    fn file(&self, downloader: &Downloader<'_>, name: &FileName, remote: &Remote) -> Result<StoredFile, SourceError> {
+        let name = name.clone();
+        let known = remote.sha256.clone().map(|sha256| (self.store.blob(&sha256), sha256));
+        if let Some((blob, sha256)) = known.filter(|(blob, _)| blob.is_file()) {
             let size = std::fs::metadata(&blob).map_err(|source| SourceError::Io { path: blob, source })?.len();
             (downloader.progress)(size);
-            return Ok(StoredFile { name: name.into(), sha256, size });
+            return Ok(StoredFile { name, sha256, size });
         }
-        let partial = blobs.join(format!("{}.partial", key(&format!("{} {:?}", remote.url, remote.sha256))));
+        let sha256 = remote.sha256.as_ref().map(Sha256Hex::as_str);
+        let partial = self.store.blobs().join(format!("{}.partial", key(&format!("{} {sha256:?}", remote.url))));
         let sha256 = downloader.download(remote, &partial)?;
-        let blob = blobs.join(&sha256);
+        let blob = self.store.blob(&sha256);
         let io = |source| SourceError::Io { path: blob.clone(), source };
         let size = std::fs::metadata(&partial).map_err(io)?.len();
         std::fs::rename(&partial, &blob).map_err(io)?;
         let _ = std::fs::remove_file(index_path(&partial));
-        Ok(StoredFile { name: name.into(), sha256, size })
+        Ok(StoredFile { name, sha256, size })
     }
 
     /// What the source has now; `None` if it has not changed since `old`.
@@ -138,25 +145,29 @@ impl Puller<'_> {
         let (repo, endpoint) = (hub.repo_id(), self.endpoint.trim_end_matches('/'));
         let url = format!("{endpoint}/api/models/{repo}/revision/{}?blobs=true", hub.revision);
         let answer = http.json(&url, self.token).map_err(DownloadError::from)?;
-        let commit = answer["sha"].as_str().unwrap_or(&hub.revision).to_string();
+        let foreign = |why| SourceError::Hub { url: url.clone(), why };
+        let commit = answer["sha"].as_str().map(Commit::parse).transpose().map_err(foreign)?;
+        let commit = commit.map_or_else(|| hub.revision.clone(), String::from);
         let siblings = answer["siblings"].as_array().map_or(&[][..], Vec::as_slice);
-        let files: Vec<(&str, &Value)> =
-            siblings.iter().take(MAX_FILES).filter_map(|file| Some((file["rfilename"].as_str()?, file))).collect();
-        let paths = files.iter().map(|(path, _)| PathBuf::from(path)).collect();
+        // files with other names are none of a model
+        let path = |file: &Value| RepoPath::parse(file["rfilename"].as_str()?).ok();
+        let files: Vec<(RepoPath, &Value)> =
+            siblings.iter().take(MAX_FILES).filter_map(|file| Some((path(file)?, file))).collect();
+        let paths = files.iter().map(|(path, _)| PathBuf::from(path.as_str())).collect();
         let place = PathBuf::from(format!("hf:{repo}"));
         let chosen = choose(&place, paths, &hub.selection)?;
         let chosen: Vec<String> = shards(&chosen.to_string_lossy());
         let remote = |path: &String| {
             let file = files
                 .iter()
-                .find(|(known, _)| known == path)
+                .find(|(known, _)| known.as_str() == path)
                 .ok_or_else(|| SourceError::MissingShard { path: path.into() })?;
             let lfs = &file.1["lfs"];
             let size = file.1["size"].as_u64().or_else(|| lfs["size"].as_u64());
-            let sha256 = options.sha256.clone().or_else(|| lfs["sha256"].as_str().map(str::to_string));
+            let digest = lfs["sha256"].as_str().map(Sha256Hex::parse).transpose().map_err(foreign)?;
+            let sha256 = options.sha256.clone().or(digest);
             let url = format!("{endpoint}/{repo}/resolve/{commit}/{path}");
-            let name = path.rsplit('/').next().unwrap_or(path).to_string();
-            Ok((name, Remote { url, size, sha256 }))
+            Ok((file.0.file_name().map_err(foreign)?, Remote { url, size, sha256 }))
         };
         let files = chosen.iter().map(remote).collect::<Result<Vec<_>, SourceError>>()?;
         Ok(Offer { files, revision: Some(commit) })
@@ -184,23 +195,30 @@ fn url_offer(
     old: Option<&Manifest>,
     options: &PullOptions,
 ) -> Result<Option<Offer>, SourceError> {
-    let path = url.split(['?', '#']).next().unwrap_or(url);
+    let url = url.split('#').next().unwrap_or(url);
+    let (path, query) = url.find('?').map_or((url, ""), |at| url.split_at(at));
     let (base, file) = path.rsplit_once('/').unwrap_or(("", path));
     let names = shards(file);
+    // each file with the query, which may be what grants access to it
+    let address = |name: &str| format!("{base}/{name}{query}");
     let etag = old.and_then(|old| old.revision.as_deref());
     // the first byte only: size, ETag, and whether there is anything new
-    let first = format!("{base}/{}", names.first().map_or(file, String::as_str));
-    let request = Options { token: None, range: etag.is_none().then_some((0, 1)), etag };
+    let first = address(names.first().map_or(file, String::as_str));
+    let request = Options { range: etag.is_none().then_some((0, 1)), etag, ..Options::default() };
     let response = http.get(&first, request).map_err(DownloadError::from)?;
     if response.status() == StatusCode::NOT_MODIFIED {
         return Ok(None);
     }
     let revision = response.headers().get(ETAG).and_then(|etag| etag.to_str().ok()).map(str::to_string);
-    let remote = |name: &String| {
-        let url = if names.len() == 1 { url.to_string() } else { format!("{base}/{name}") };
-        (name.clone(), Remote { url, size: None, sha256: options.sha256.clone() })
+    let first_size = total_size(&response);
+    let remote = |(i, name): (usize, &String)| {
+        let size = first_size.filter(|_| i == 0);
+        let foreign = |why| SourceError::Hub { url: url.into(), why };
+        let remote = Remote { url: address(name), size, sha256: options.sha256.clone() };
+        Ok((FileName::parse(name).map_err(foreign)?, remote))
     };
-    Ok(Some(Offer { files: names.iter().map(remote).collect(), revision }))
+    let files = names.iter().enumerate().map(remote).collect::<Result<Vec<_>, SourceError>>()?;
+    Ok(Some(Offer { files, revision }))
 }
 
 /// Paths of all files of the split model that a file belongs to.

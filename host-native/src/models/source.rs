@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::SourceError;
+use super::names::{is_part, is_relative};
 
 /// A model of the Hugging Face hub.
 #[derive(Debug, PartialEq, Eq)]
@@ -70,25 +71,15 @@ impl HubSource {
             let is_file = file.ends_with(".gguf") && is_relative(file);
             (repo, is_file.then(|| Selection::File(file.into()))?)
         } else if let Some((repo, quant)) = rest.split_once(':') {
-            (repo, is_name(quant).then(|| Selection::Quant(quant.into()))?)
+            (repo, is_part(quant).then(|| Selection::Quant(quant.into()))?)
         } else {
             (rest, Selection::Default)
         };
-        let valid = is_name(owner) && is_name(repo) && is_relative(revision);
+        let valid = is_part(owner) && is_part(repo) && is_relative(revision);
         valid.then(|| HubSource { owner: owner.into(), repo: repo.into(), selection, revision: revision.into() })
     }
 
     pub fn repo_id(&self) -> String {
         format!("{}/{}", self.owner, self.repo)
     }
-}
-
-/// Whether `text` is a path that cannot leave the directory that it is joined to.
-fn is_relative(text: &str) -> bool {
-    text.split('/').all(is_name)
-}
-
-fn is_name(text: &str) -> bool {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '+');
-    !text.is_empty() && text != "." && text != ".." && text.chars().all(allowed)
 }

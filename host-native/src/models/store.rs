@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! ROOT/blobs/SHA256                    content
-//! ROOT/blobs/KEY.partial, KEY.parts    a download in progress, KEY is a hash of its URL
+//! ROOT/blobs/KEY.partial, KEY.parts    a download in progress, KEY is a hash of its URL; which parts of which version it has
 //! ROOT/models/NAME/manifest.json       source, revision, files with their digests
 //! ROOT/models/NAME/FILE.gguf           a hard link to the content
 //! ROOT/models/NAME/lock                locked by those who use the model
@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::SourceError;
 use super::download::write_atomically;
+use super::names::{FileName, Sha256Hex, is_name};
 use crate::serve::value::{Bytes, Value};
 
 /// A stored model.
@@ -37,8 +38,8 @@ pub struct Manifest {
 /// A file of a stored model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StoredFile {
-    pub name: String,
-    pub sha256: String,
+    pub name: FileName,
+    pub sha256: Sha256Hex,
     pub size: u64,
 }
 
@@ -139,21 +140,49 @@ impl Store {
         used.unwrap_or(SystemTime::UNIX_EPOCH)
     }
 
-    /// Adds a model whose blobs are complete.
+    /// The blob of a digest.
+    pub fn blob(&self, sha256: &Sha256Hex) -> PathBuf {
+        self.blobs().join(sha256.as_str())
+    }
+
+    /// Adds a model whose blobs are complete. Of the model that had its name before, files and blobs that nothing refers to any
+    /// more are removed.
     ///
     /// # Errors
     /// If a file cannot be linked or written.
     pub fn add(&self, manifest: &Manifest) -> Result<(), SourceError> {
         let directory = self.directory(&manifest.name);
         let io = |source| SourceError::Io { path: directory.clone(), source };
+        let old = read_manifest(&directory);
         fs::create_dir_all(&directory).map_err(io)?;
         for file in &manifest.files {
-            let (blob, link) = (self.blobs().join(&file.sha256), directory.join(&file.name));
+            let (blob, link) = (self.blob(&file.sha256), directory.join(file.name.as_str()));
+            if !blob.is_file() {
+                return Err(SourceError::Io { path: blob, source: std::io::ErrorKind::NotFound.into() });
+            }
             let _ = fs::remove_file(&link);
             fs::hard_link(&blob, &link).or_else(|_| std::os::unix::fs::symlink(&blob, &link)).map_err(io)?;
         }
         let text = serde_json::to_vec_pretty(manifest).map_err(|e| io(e.into()))?;
-        write_atomically(&directory.join("manifest.json"), &text).map_err(io)
+        write_atomically(&directory.join("manifest.json"), &text).map_err(io)?;
+        for file in old.iter().flat_map(|old| &old.files) {
+            if manifest.files.iter().all(|new| new.name != file.name) {
+                let _ = fs::remove_file(directory.join(file.name.as_str()));
+            }
+        }
+        if let Some(old) = &old {
+            self.remove_blobs(old);
+        }
+        Ok(())
+    }
+
+    /// Removes the blobs of a model that is gone or replaced, except those that another has. Returns the bytes freed.
+    fn remove_blobs(&self, gone: &Manifest) -> u64 {
+        let left = self.list();
+        let is_used =
+            |sha256: &Sha256Hex| left.iter().flat_map(|other| &other.files).any(|file| file.sha256 == *sha256);
+        let unused = gone.files.iter().filter(|file| !is_used(&file.sha256));
+        unused.filter(|file| fs::remove_file(self.blob(&file.sha256)).is_ok()).map(|file| file.size).sum()
     }
 
     /// Removes a model, and the blobs that no other has. Returns the bytes freed.
@@ -173,15 +202,7 @@ impl Store {
             }
         }
         fs::remove_dir_all(&directory).map_err(io)?;
-        let left = self.list();
-        let is_used = |sha256: &str| left.iter().flat_map(|other| &other.files).any(|file| file.sha256 == sha256);
-        let mut freed = 0;
-        for file in manifest.files.iter().filter(|file| !is_used(&file.sha256)) {
-            if fs::remove_file(self.blobs().join(&file.sha256)).is_ok() {
-                freed += file.size;
-            }
-        }
-        Ok(freed)
+        Ok(self.remove_blobs(manifest))
     }
 
     /// Makes room for `needed` bytes under the quota: removes models that no process uses, the least recently used first.
@@ -216,14 +237,19 @@ impl Store {
         Ok(file)
     }
 
-    /// Deletes what interrupted downloads left, except of the last week, and locks that nobody holds.
+    /// Deletes what interrupted downloads left, except of the last week, locks that nobody holds, and blobs that no model has.
     pub fn sweep(&self) {
         let week = std::time::Duration::from_secs(7 * 86_400);
+        let all = self.list();
+        let is_used = |name: &str| all.iter().flat_map(|model| &model.files).any(|file| file.sha256.as_str() == name);
         for entry in fs::read_dir(self.blobs()).into_iter().flatten().flatten() {
             let path = entry.path();
             let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
             let age = entry.metadata().and_then(|m| m.modified()).ok().and_then(|at| at.elapsed().ok());
-            if matches!(extension, "partial" | "parts" | "lock") && age.is_some_and(|age| age > week) {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let is_unused_blob = Sha256Hex::parse(name).is_ok() && !is_used(name);
+            let is_left = matches!(extension, "partial" | "parts" | "lock") || is_unused_blob;
+            if is_left && age.is_some_and(|age| age > week) {
                 let _ = fs::remove_file(path);
             }
         }
@@ -234,12 +260,5 @@ fn read_manifest(directory: &Path) -> Option<Manifest> {
     let manifest: Manifest = serde_json::from_slice(&fs::read(directory.join("manifest.json")).ok()?).ok()?;
     // what the file says must be the directory that it is in
     let is_own = directory.file_name().is_some_and(|name| name == manifest.name.as_str());
-    let are_names = manifest.files.iter().all(|file| is_name(&file.name));
-    (is_own && are_names && !manifest.files.is_empty()).then_some(manifest)
-}
-
-/// Whether a text may be the name of a model in the store.
-pub fn is_name(text: &str) -> bool {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-+:@".contains(c);
-    !text.is_empty() && text.len() <= 128 && !text.starts_with('.') && text.chars().all(allowed)
+    (is_own && is_name(&manifest.name) && !manifest.files.is_empty()).then_some(manifest)
 }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use axum::response::Response;
 
 use super::api::error::ErrorCode;
-use super::audit::{AuditLog, Event, Text};
+use super::audit::{AuditTrail, Event, Text};
 use super::response_end::on_end;
 use super::state::Caller;
 
 /// Writes a record when the response has ended.
 pub fn audited(
     response: Response,
-    log: Arc<AuditLog>,
+    log: Arc<AuditTrail>,
     caller: Caller,
     request_id: Arc<str>,
     endpoint: String,

@@ -94,7 +94,8 @@ fn read_keys(path: &Path, settings: &Settings) -> Result<Vec<(Proof, Client)>, F
         if clients.iter().any(|(_, known): &(Proof, Client)| known.id == id) {
             return Err(wrong(i, format!("found `{id}` again")));
         }
-        let name = words.next().map_or_else(|| format!("key-{}", i + 1), Into::into);
+        // the id follows from the key: a name by the line's number would pass to another key when lines are removed
+        let name = words.next().map_or_else(|| id.to_string(), Into::into);
         let share = match words.next().map(|word| (word, word.parse())) {
             None => 1,
             Some((_, Ok(share))) if (1..=MAX_SHARE).contains(&share) => share,
@@ -293,6 +294,9 @@ mod tests {
 
     use super::*;
 
+    /// Tenant of the key `sk-2` without a name.
+    const UNNAMED: &str = "key-bbaae8c9";
+
     fn keys(text: &str) -> Result<Keys, Failure> {
         let path = std::env::temp_dir().join(format!("starling-keys-{}-{}", std::process::id(), text.len()));
         fs::write(&path, text).unwrap();
@@ -309,8 +313,35 @@ mod tests {
             client.map(|client| (client.tenant.name.to_string(), client.tenant.share))
         };
         assert_eq!(name(Some("sk-1")), Some(("alice".into(), 3)));
-        assert_eq!(name(Some("sk-2")), Some(("key-4".into(), 1)));
+        assert_eq!(name(Some("sk-2")), Some((UNNAMED.into(), 1)));
         assert!([None, Some(""), Some("sk-"), Some("sk-11"), Some("#")].into_iter().all(|key| name(key).is_none()));
+    }
+
+    /// The documented rotation: B is added behind A, then A is removed, and B stands where A stood.
+    #[test]
+    fn a_key_without_a_name_is_the_same_tenant_on_any_line() {
+        let tenant =
+            |keys: &Keys, key| keys.client(Some(Credential::Key(key))).map(|client| client.tenant.name.to_string());
+        let settings = Settings::default();
+        let of_file = |text: &str| {
+            let path = std::env::temp_dir().join(format!("starling-admins-{}-{}", std::process::id(), text.len()));
+            fs::write(&path, text).unwrap();
+            let keys = Keys::of_file(&path, &settings);
+            fs::remove_file(path).unwrap();
+            keys
+        };
+        for read in [&keys as &dyn Fn(&str) -> Result<Keys, Failure>, &of_file] {
+            let both = read("sk-1\nsk-2\n").unwrap();
+            let after = read("sk-2\n").unwrap();
+            assert_eq!(tenant(&both, "sk-2").as_deref(), Some(UNNAMED));
+            assert_eq!(tenant(&after, "sk-2").as_deref(), Some(UNNAMED));
+            assert_ne!(tenant(&both, "sk-1").as_deref(), Some(UNNAMED));
+        }
+        let others = keys("cert:a.example\nhmac:k1:0123456789abcdef\n").unwrap();
+        let name = ["a.example".to_string()];
+        let of = |credential| others.client(Some(credential)).unwrap().tenant.name.to_string();
+        assert_eq!(of(Credential::Certificate(&name)), "cert:a.example");
+        assert_eq!(of(Credential::Signature("k1")), "hmac:k1");
     }
 
     #[test]

@@ -15,11 +15,12 @@ use tracing::Instrument;
 use super::access_log::logged;
 use super::admin::Administrator;
 use super::api::error::{ApiError, ERROR_FORM, ErrorForm, HttpError, REQUEST_ID, quoted};
-use super::audit::Event;
+use super::audit::{Event, Refusal};
 use super::audited::audited;
 use super::auth::{Credential, Hosts};
 use super::connection::Peer;
 use super::health::orca;
+use super::rights::Rights;
 use super::signed::{self, SignWith};
 use super::state::{Caller, Server, random_id};
 use super::trace::Trace;
@@ -68,6 +69,8 @@ const UNIQUE_HEADERS: [&str; 12] = [
 pub struct Gate {
     pub server: Arc<Server>,
     pub hosts: Hosts,
+    /// Whether the keys of administrators are accepted: not on the public listener if they have one of their own.
+    pub takes_admin_keys: bool,
 }
 
 /// Checks a request, passes it on, and completes its response.
@@ -152,10 +155,17 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     if let Some(with) = sign_with.into_inner() {
         response.extensions_mut().insert::<SignWith>(with);
     }
-    if let (Some(log), Some(caller), Method::POST) = (&gate.server.audit, caller, method) {
-        response = audited(response, Arc::clone(log), caller, id, path);
+    if let (Some(log), Some(caller)) = (&gate.server.audit, caller.filter(|_| is_audited(&method, &path))) {
+        let endpoint = if method == Method::POST { path } else { format!("{method} {path}") };
+        response = audited(response, Arc::clone(log), caller, id, endpoint);
     }
     trace.send(response)
+}
+
+/// Whether a request is in the audit log: what computes or changes something, and what reads stored answers.
+fn is_audited(method: &Method, path: &str) -> bool {
+    let is_stored = ["/v1/responses", "/v1/chat/completions"].iter().any(|stored| path.starts_with(stored));
+    !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS) || *method == Method::GET && is_stored
 }
 
 /// Records a request without a valid credential, or with one that may not do it.
@@ -163,8 +173,8 @@ fn refused(server: &Server, error: &ApiError, address: Option<IpAddr>, path: &st
     let is_refused =
         [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].iter().any(|status| status.as_u16() == error.status);
     if let Some(log) = server.audit.as_ref().filter(|_| is_refused) {
-        let reason = error.code.unwrap_or(error.kind).into();
-        log.record(Event::Refused { reason, address, path: path.into(), status: error.status });
+        let reason = error.code.unwrap_or(error.kind);
+        log.record(Event::Refused(Refusal::new(reason, address, path, error.status)));
     }
 }
 
@@ -205,8 +215,10 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
     }
     let peer = request.extensions().get::<Peer>().cloned();
     let is_admin = path.starts_with("/admin/");
-    let keys = match &server.admin_keys {
+    let admin_keys = server.admin_keys.as_ref().filter(|_| gate.takes_admin_keys);
+    let keys = match admin_keys {
         Some(keys) if is_admin => keys.get(),
+        // nothing tells whether a key would be that of an administrator
         None if is_admin => return Err(ApiError::no_path(request.method().as_str(), path)),
         _ => server.keys.get(),
     };
@@ -242,10 +254,13 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
         request.extensions_mut().insert(administrator);
         return Ok(request);
     }
-    let administrators = server.admin_keys.as_ref().filter(|_| MANAGING_PATHS.contains(&request.uri().path()));
+    let administrators = admin_keys.filter(|_| MANAGING_PATHS.contains(&request.uri().path()));
     let administrator = administrators.and_then(|keys| keys.get().client(Some(credential?)));
-    let is_local = peer.as_ref().is_some_and(|peer| peer.address.is_loopback());
-    let is_manager = administrator.is_some() || server.admin_keys.is_none() && !keys.are_needed() && is_local;
+    let has_admin_keys = server.admin_keys.is_some();
+    let rights = match administrator {
+        Some(_) => Rights::Manage,
+        None => Rights::without_key(&settings, &keys, has_admin_keys, peer.as_ref(), request.headers()),
+    };
     let client = match administrator.or_else(|| keys.client(credential)) {
         Some(client) => client,
         None => {
@@ -272,7 +287,7 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
         counted.inspect_err(|_| server.metrics.rejected("key_requests"))?;
     }
     let mut caller = Caller::new(client, server, request.headers(), request.uri().query());
-    caller.is_manager = is_manager;
+    caller.rights = rights;
     request.extensions_mut().insert(caller);
     Ok(request)
 }

@@ -28,9 +28,9 @@ pub struct Health {
     pub status: &'static str,
     /// Whether the default model is loaded.
     pub model_loaded: bool,
-    /// Name of the default model.
+    /// Name of the default model; empty if the server needs a key.
     pub model: String,
-    /// State of each model.
+    /// State of each model; empty if the server needs a key.
     pub models: BTreeMap<String, &'static str>,
     /// Always `cpu`.
     pub memory_type: &'static str,
@@ -60,10 +60,11 @@ pub async fn health(State(server): State<Arc<Server>>) -> Response {
         None if server.is_draining() => ("draining", StatusCode::SERVICE_UNAVAILABLE),
         None => ("healthy", StatusCode::OK),
     };
-    let entries = server.pool.entries();
+    let model_loaded = server.pool.default_entry().is_some_and(|entry| entry.instance().is_some());
+    let entries = named_entries(&server);
     let health = Health {
         status,
-        model_loaded: entries.first().is_some_and(|entry| entry.instance().is_some()),
+        model_loaded,
         model: entries.first().map(|entry| entry.name.to_string()).unwrap_or_default(),
         models: entries.iter().map(|entry| (entry.name.to_string(), entry.state().name())).collect(),
         memory_type: "cpu",
@@ -83,6 +84,16 @@ pub async fn live(State(server): State<Arc<Server>>) -> Response {
     probe(fault(&server))
 }
 
+/// The models that a probe may name: none if the server needs a key, which probes do not have.
+fn named_entries(server: &Server) -> Vec<Arc<Entry>> {
+    if server.keys.get().are_needed() { Vec::new() } else { server.pool.entries() }
+}
+
+/// A reason of a failure; without the name in it, if the server needs a key.
+fn reason(server: &Server, named: String, unnamed: &str) -> String {
+    if server.keys.get().are_needed() { unnamed.into() } else { named }
+}
+
 /// Readiness of the server, and of each model.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Readiness {
@@ -90,7 +101,7 @@ pub struct Readiness {
     pub status: String,
     /// Memory pressure, 0 to 3; at 3 only requests of high priority are accepted.
     pub memory_pressure: u8,
-    /// State of each model.
+    /// State of each model; empty if the server needs a key.
     pub models: BTreeMap<String, ModelReadiness>,
 }
 
@@ -131,7 +142,7 @@ pub async fn ready(State(server): State<Arc<Server>>) -> Response {
     let missing = || {
         let is_missing = |entry: &&Arc<Entry>| ModelPool::loads_at_start(entry) && entry.instance().is_none();
         let failed = entries.iter().find(|entry| matches!(entry.state(), ModelState::Failed(_)) && is_missing(entry));
-        failed.map(|entry| format!("model {} does not load", entry.name))
+        failed.map(|entry| reason(&server, format!("model {} does not load", entry.name), "a model does not load"))
     };
     let draining = || server.is_draining().then(|| "draining".into());
     // free KV pages are no condition: the engine refuses a request that could never get enough, so pages become free
@@ -140,7 +151,8 @@ pub async fn ready(State(server): State<Arc<Server>>) -> Response {
     let full = || full.then(|| "queue full".into());
     let why = fault(&server).or_else(draining).or_else(full).or_else(short).or_else(missing);
     let code = if why.is_some() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
-    let models = entries.iter().map(|entry| (entry.name.to_string(), model_readiness(entry))).collect();
+    let models = named_entries(&server);
+    let models = models.iter().map(|entry| (entry.name.to_string(), model_readiness(entry))).collect();
     json(code, &Readiness { status: why.unwrap_or_else(|| "ok".into()), memory_pressure, models })
 }
 
@@ -151,7 +163,8 @@ fn probe(fault: Option<String>) -> Response {
 
 /// A fault that only a restart of the server ends.
 fn fault(server: &Server) -> Option<String> {
-    server.pool.entries().iter().find_map(|entry| entry.instance()?.fault())
+    let fault = server.pool.entries().iter().find_map(|entry| entry.instance()?.fault());
+    fault.map(|fault| reason(server, fault, "engine stalled"))
 }
 
 /// Current load and totals since the start.

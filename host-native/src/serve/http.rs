@@ -42,7 +42,7 @@ pub enum Routes {
     All,
     /// Without `/admin`.
     Public,
-    /// `/admin` and the probes.
+    /// `/admin`, the probes, and the paths of other APIs that only change models.
     Admin,
 }
 
@@ -56,10 +56,12 @@ pub fn router(server: &Arc<Server>, hosts: Hosts, which: Routes) -> Router {
         .route("/metrics", get(health::metrics));
     let has_admin = which != Routes::Public && server.admin_keys.is_some();
     let routes = if has_admin { probes.merge(admin::routes()) } else { probes };
+    let routes = routes.merge(managing_routes());
     let routes = if which == Routes::Admin { routes } else { routes.merge(public_routes()) };
     let routes =
         routes.fallback(not_found).method_not_allowed_fallback(method_not_allowed).with_state(Arc::clone(server));
-    let gate_state = Arc::new(Gate { server: Arc::clone(server), hosts });
+    let takes_admin_keys = which != Routes::Public;
+    let gate_state = Arc::new(Gate { server: Arc::clone(server), hosts, takes_admin_keys });
     let mut routes = routes
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(Arc::clone(server), reuse::keep))
@@ -72,6 +74,17 @@ pub fn router(server: &Arc<Server>, hosts: Hosts, which: Routes) -> Router {
         routes = routes.layer(cors);
     }
     routes
+}
+
+/// Paths of Ollama and llama-server by which the models of the server change.
+fn managing_routes() -> Router<Arc<Server>> {
+    Router::new()
+        .route("/api/pull", post(ollama::pull::pull))
+        .route("/api/copy", post(ollama::pull::copy))
+        .route("/api/create", post(ollama::pull::create))
+        .route("/api/delete", delete(ollama::pull::delete))
+        .route("/models/load", post(models::load))
+        .route("/models/unload", post(models::unload))
 }
 
 fn public_routes() -> Router<Arc<Server>> {
@@ -109,10 +122,6 @@ fn public_routes() -> Router<Arc<Server>> {
         .route("/api/ps", get(ollama::models::ps))
         .route("/api/version", get(ollama::models::version))
         .route("/api/show", post(ollama::models::show))
-        .route("/api/pull", post(ollama::pull::pull))
-        .route("/api/copy", post(ollama::pull::copy))
-        .route("/api/create", post(ollama::pull::create))
-        .route("/api/delete", delete(ollama::pull::delete))
         // aliases
         .route("/generate", post(generate::generate))
         .route("/chat", post(chat::chat_completions))
@@ -124,8 +133,6 @@ fn public_routes() -> Router<Arc<Server>> {
         .route("/tokenize", post(llama_server::tokenize))
         .route("/detokenize", post(llama_server::detokenize))
         .route("/models", get(models::models))
-        .route("/models/load", post(models::load))
-        .route("/models/unload", post(models::unload))
         .route("/models/sse", get(models::events))
         .route("/completion", post(llama_server::completion))
         .route("/completions", post(llama_server::completion))

@@ -12,7 +12,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use starling::kernels::attention::PAGE;
 
-use super::audit::AuditLog;
+use super::audit::AuditTrail;
 use super::kv_disk::{Refusal, Stats};
 use super::model_metrics::ModelMetrics;
 use super::models::disk_tier::DiskTier;
@@ -302,7 +302,7 @@ impl Metrics {
     }
 
     /// Sets the gauges of the audit log.
-    pub fn set_audit(&self, log: &AuditLog) {
+    pub fn set_audit(&self, log: &AuditTrail) {
         self.families.audit_lost.set(log.lost().cast_signed());
         self.families.audit_failures.set(log.failures().cast_signed());
     }

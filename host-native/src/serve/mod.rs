@@ -40,8 +40,10 @@ mod pressure;
 mod queue;
 mod response_end;
 mod reuse;
+mod rights;
 mod scheduler;
 mod sessions;
+mod share;
 mod signature;
 mod signed;
 mod slots;
@@ -59,10 +61,11 @@ pub mod value;
 use std::io::{self, Write, stdout};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use crate::cli::ModelArgs;
 use crate::error::Failure;
@@ -232,19 +235,14 @@ async fn supervise(server: Arc<Server>) {
     let mut tick = tokio::time::interval(SUPERVISION_INTERVAL.min(server.settings().session_ttl));
     let file_stamp = || server.config_file.as_deref().and_then(loading::file_stamp);
     let mut known = file_stamp();
+    let turns = match supervisor(&server) {
+        Ok(turns) => turns,
+        Err(e) => return tracing::error!("no thread for supervision: {e}"),
+    };
     loop {
         tick.tick().await;
-        let inner = Arc::clone(&server);
-        // a lock that a stalled worker holds must not stop an HTTP thread
-        let done = tokio::task::spawn_blocking(move || {
-            inner.pool.expire_sessions();
-            inner.kept.expire();
-            if let Some(store) = &inner.pool.resources().state {
-                store.purge();
-            }
-            inner.pool.supervise();
-        });
-        if done.await.is_err() {
+        let (done, is_done) = oneshot::channel();
+        if turns.send(done).is_err() || is_done.await.is_err() {
             tracing::error!("supervision of workers panicked");
         }
         let now = file_stamp();
@@ -252,4 +250,31 @@ async fn supervise(server: Arc<Server>) {
             reload(&server).await;
         }
     }
+}
+
+/// A thread of its own for what is looked after in turns: a lock that a stalled worker holds must not stop an HTTP thread, and
+/// requests that occupy all blocking threads must not stop supervision.
+fn supervisor(server: &Arc<Server>) -> io::Result<mpsc::Sender<oneshot::Sender<()>>> {
+    let (sender, turns) = mpsc::channel::<oneshot::Sender<()>>();
+    let inner = Arc::clone(server);
+    let work = move || {
+        for done in turns {
+            let supervised = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                inner.pool.expire_sessions();
+                inner.kept.expire();
+                if let Some(store) = &inner.pool.resources().state {
+                    store.purge();
+                }
+                if let Some(log) = &inner.audit {
+                    log.tick();
+                }
+                inner.pool.supervise();
+            }));
+            if supervised.is_ok() {
+                let _ = done.send(());
+            }
+        }
+    };
+    std::thread::Builder::new().name("starling-supervisor".into()).spawn(work)?;
+    Ok(sender)
 }

@@ -3,10 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use axum::http::StatusCode;
-use axum::response::{Html, Response};
+use axum::http::{StatusCode, header};
+use axum::response::{Html, IntoResponse, Response};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 use utoipa::OpenApi;
 use utoipa::openapi::{ContentBuilder, Ref, ResponseBuilder};
 
@@ -175,13 +178,38 @@ fn with_errors() -> utoipa::openapi::OpenApi {
 }
 
 /// `GET /docs`: a reader of the OpenAPI document
-pub async fn docs() -> Html<&'static str> {
-    Html(include_str!("docs.html"))
+pub async fn docs() -> impl IntoResponse {
+    ([(header::CONTENT_SECURITY_POLICY, DOCS_POLICY.as_str())], Html(DOCS))
 }
+
+const DOCS: &str = include_str!("docs.html");
+
+/// As that of the chat page; script and style of the page itself are allowed by their digests.
+static DOCS_POLICY: LazyLock<String> = LazyLock::new(|| {
+    let digest = |tag: &str| {
+        let inner = DOCS.split_once(&format!("<{tag}>")).and_then(|(_, rest)| rest.split_once(&format!("</{tag}>")));
+        STANDARD.encode(Sha256::digest(inner.map_or("", |(inner, _)| inner)))
+    };
+    let [script, style] = ["script", "style"].map(digest);
+    format!(
+        "default-src 'none'; script-src 'self' 'sha256-{script}'; style-src 'sha256-{style}'; connect-src 'self'; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+});
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// One script and one style, which the policy allows, and nothing in attributes.
+    #[test]
+    fn the_policy_of_the_page_allows_what_is_in_it() {
+        assert_eq!((DOCS.matches("<script>").count(), DOCS.matches("<style>").count()), (1, 1));
+        for inline in [" style=", " onclick=", " onload=", "javascript:", ".innerHTML", "setAttribute('style"] {
+            assert!(!DOCS.contains(inline), "{inline}");
+        }
+        assert!(DOCS_POLICY.contains("script-src 'self' 'sha256-") && !DOCS_POLICY.contains("unsafe"));
+    }
 
     #[test]
     fn every_field_of_a_request_is_described() {

@@ -1,7 +1,8 @@
 //! Sessions: conversations by name, kept until they are closed, expire, or are evicted for newer ones.
 //!
 //! A session holds tokens and messages. Its KV pages are in the engine's prefix cache like any others; closing the session
-//! evicts them. A session with a turn in progress neither expires nor is evicted.
+//! evicts them. A session with a turn in progress neither expires nor is evicted. When room is short, a session of a tenant that
+//! holds most gives way: see [`share`](super::share).
 //!
 //! Each session has a unique generation number, so that a turn that ends after its session was closed does not write to a
 //! new session of the same name.
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 use starling::chat::Json;
 
 use super::queue::PrefixEviction;
+use super::share;
 use super::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Maximum length of a session's name in bytes.
@@ -106,8 +108,8 @@ pub enum SessionError {
     TooLarge { found: usize, limit: usize },
     /// The sum of all conversations is too large, and no idle session is left to evict.
     #[error(
-        "busy sessions would hold {found} bytes of messages and tokens with this turn, expected at most {limit} \
-         (--sessions-memory); try again later"
+        "sessions would hold {found} bytes of messages and tokens with this turn, expected at most {limit} \
+         (--sessions-memory), and no idle one of a tenant with more is left to close; try again later"
     )]
     NoMemory { found: usize, limit: usize },
 }
@@ -150,8 +152,18 @@ impl Sessions {
         if table.sessions.contains_key(&key) {
             return true;
         }
-        if table.sessions.len() >= self.limits.count || table.bytes.saturating_add(bytes) > self.limits.total_bytes {
-            return false;
+        // the rows come with the most recently used first: those of the tenant itself are not to give way
+        while table.sessions.len() >= self.limits.count {
+            match table.least(&key.0, 1, |_| 1, None).filter(|least| least.0 != key.0) {
+                Some(least) => drop(table.remove(&least)),
+                None => return false,
+            }
+        }
+        while table.bytes.saturating_add(bytes) > self.limits.total_bytes {
+            match table.least(&key.0, bytes, |session| session.bytes, None).filter(|least| least.0 != key.0) {
+                Some(least) => drop(table.remove(&least)),
+                None => return false,
+            }
         }
         let generation = table.next_generation();
         table.bytes += bytes;
@@ -258,7 +270,7 @@ impl Table {
             return Ok(evicted);
         }
         if self.sessions.len() >= limits.count {
-            let oldest = self.oldest_idle(None).ok_or(SessionError::Full(limits.count))?;
+            let oldest = self.least(&key.0, 1, |_| 1, None).ok_or(SessionError::Full(limits.count))?;
             evicted.extend(self.remove(&oldest).and_then(Session::into_eviction));
         }
         let (generation, conversation) = (self.next_generation(), Conversation::default());
@@ -288,14 +300,25 @@ impl Table {
         keys.iter().filter_map(|key| self.remove(key)?.into_eviction()).collect()
     }
 
-    /// The least recently used idle session other than `except`.
-    fn oldest_idle(&self, except: Option<&Key>) -> Option<Key> {
+    /// The idle session that is to give way to `more` of `amount` for a tenant, other than `except`: of the tenant that holds most
+    /// of it, the least recently used.
+    fn least(
+        &self,
+        tenant: &str,
+        more: usize,
+        amount: impl Fn(&Session) -> usize,
+        except: Option<&Key>,
+    ) -> Option<Key> {
+        let mut held = BTreeMap::from([(tenant, more)]);
+        for ((tenant, _), session) in &self.sessions {
+            *held.entry(tenant).or_default() += amount(session);
+        }
         let idle = self.sessions.iter().filter(|(key, s)| !s.is_busy && Some(*key) != except);
-        idle.min_by_key(|(_, s)| s.last_used).map(|(key, _)| key.clone())
+        share::victim(idle.map(|(key, s)| (key, &*key.0, s.last_used)), &held, tenant).cloned()
     }
 
     /// Sets a session's bytes, then evicts idle sessions until the sum is at most `limit`, and returns their conversations.
-    /// If the others are busy, the sum stays above the limit.
+    /// If the others are busy, or of tenants that hold less, the sum stays above the limit.
     fn set_bytes(&mut self, key: &Key, bytes: usize, limit: usize) -> Vec<PrefixEviction> {
         let mut evicted = Vec::new();
         if let Some(session) = self.sessions.get_mut(key) {
@@ -303,9 +326,9 @@ impl Table {
             session.bytes = bytes;
         }
         while self.bytes > limit
-            && let Some(oldest) = self.oldest_idle(Some(key))
+            && let Some(least) = self.least(&key.0, 0, |session| session.bytes, Some(key))
         {
-            evicted.extend(self.remove(&oldest).and_then(Session::into_eviction));
+            evicted.extend(self.remove(&least).and_then(Session::into_eviction));
         }
         evicted
     }
@@ -543,6 +566,50 @@ mod tests {
         // likewise a request that sends the whole conversation
         assert_eq!(chat.store_tokens(vec![3], None::<fn()>), [PrefixEviction { tokens: vec![3], salt: 7 }]);
         assert_eq!(sessions.len(), 0);
+    }
+
+    #[test]
+    fn a_tenant_evicts_its_own_sessions_once_it_has_its_share() {
+        let sessions = Arc::new(Sessions::new(SessionLimits { count: 10, total_bytes: 10_000, ..LIMITS }, None));
+        let now = Instant::now();
+        let old = |seconds| now.checked_sub(Duration::from_secs(seconds)).unwrap_or(now);
+        let (a, b) = (name("a"), name("b"));
+        assert!(sessions.restore(&a, &name("durable"), 7, text(&[1; 25]), old(9)));
+        for i in 0..1100 {
+            let (turn, _) = sessions.begin(&b, &name(&i.to_string()), 7, now).unwrap();
+            turn.end(text(&[2; 25]));
+            assert!(sessions.lock().sessions.contains_key(&(name("a"), name("durable"))), "{i}");
+        }
+        // bytes are shared as well: large conversations of b displace others of b
+        for i in 0..50 {
+            let (turn, _) = sessions.begin(&b, &name(&format!("l{i}")), 7, now).unwrap();
+            let large = text(&[3; 240]);
+            assert!(turn.reserve(&large).is_ok());
+            turn.end(large);
+            assert!(sessions.lock().bytes <= 10_000);
+        }
+        assert_eq!(sessions.begin(&a, &name("durable"), 7, now).unwrap().0.conversation.tokens.len(), 25);
+        // up to its share, a tenant takes room from those who hold more
+        let n_of = |tenant: &str| sessions.lock().sessions.keys().filter(|(of, _)| &**of == tenant).count();
+        for i in 0..20 {
+            let (turn, _) = sessions.begin(&a, &name(&i.to_string()), 7, now).unwrap();
+            turn.end(text(&[4]));
+        }
+        assert_eq!((n_of("a"), n_of("b")), (5, 5));
+    }
+
+    #[test]
+    fn after_a_restart_each_tenant_has_its_share() {
+        let sessions = Sessions::new(SessionLimits { count: 10, total_bytes: 10_000, ..LIMITS }, None);
+        let now = Instant::now();
+        // the most recently used first, as the journal gives them
+        for i in 0..20 {
+            let session = name(&i.to_string());
+            assert_eq!(sessions.restore(&name("b"), &session, 7, text(&[1; 10]), now), i < 10, "{i}");
+        }
+        let before = now.checked_sub(Duration::from_secs(5)).unwrap_or(now);
+        assert!(sessions.restore(&name("a"), &name("durable"), 7, text(&[1; 10]), before));
+        assert_eq!(sessions.len(), 10);
     }
 
     #[derive(Debug, Default)]

@@ -18,6 +18,8 @@ use super::signature::{
 };
 use super::{signature, state::random_id};
 
+/// Content types of responses whose parts leave as they are made.
+const STREAMS: [&str; 2] = ["text/event-stream", "application/x-ndjson"];
 const SIGNATURE: &str = "signature";
 /// Names the signature of a response.
 const LABEL: &str = "starling";
@@ -67,16 +69,15 @@ fn refused(error: Error) -> ApiError {
     ApiError::new(StatusCode::UNAUTHORIZED.as_u16(), "authentication_error", message).code("invalid_signature")
 }
 
-/// Middleware outside of all that changes a body: signs responses that have [`SignWith`]. Event streams are signed without a
-/// digest: it would be known at their end only.
+/// Middleware outside of all that changes a body: signs responses that have [`SignWith`]. Streams are signed without a digest: it
+/// would be known at their end only.
 pub async fn sign(request: Request, next: Next) -> Response {
     let (method, uri) = (request.method().clone(), request.uri().clone());
     let signature = request.headers().get(SIGNATURE).cloned();
     let mut response = next.run(request).await;
     let Some(with) = response.extensions_mut().remove::<SignWith>() else { return response };
     let kind = response.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let is_stream = kind.starts_with("text/event-stream");
-    if !is_stream {
+    if !STREAMS.iter().any(|stream| kind.starts_with(stream)) {
         let (mut parts, body) = response.into_parts();
         let Ok(bytes) = to_bytes(body, usize::MAX).await else {
             return HttpError(ApiError::internal("internal error: the response could not be signed")).into_response();

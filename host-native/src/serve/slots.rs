@@ -1,30 +1,37 @@
 //! Slots as in llama-server: a slot has the tokens of its last conversation, whose KV pages can be saved to a file and
 //! restored. The prefix cache finds pages by their tokens, so a restored conversation serves requests of every slot.
+//!
+//! Each tenant has slots and files of its own.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use sha2::{Digest, Sha256};
+use starling::receipt::Hex;
 use starling_api::update::Update;
+
+use super::auth::ANYONE;
 
 /// Maximum bytes of a file name.
 const MAX_NAME: usize = 200;
 
-/// The slots of a model, as many as it has sequences.
+/// The slots of a model: for each tenant as many as the model has sequences.
 #[derive(Debug)]
 pub struct Slots {
+    n: usize,
     inner: Mutex<Inner>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Inner {
-    slots: Vec<Slot>,
+    tenants: BTreeMap<Arc<str>, Vec<Slot>>,
     now: u64,
 }
 
 /// Last conversation of a slot.
 #[derive(Debug, Clone, Default)]
 pub struct Slot {
-    pub tenant: Arc<str>,
     /// Prompt and answer.
     pub tokens: Vec<u32>,
     /// Cache salt of its request.
@@ -34,44 +41,35 @@ pub struct Slot {
     last_used: u64,
 }
 
-impl Slot {
-    /// That of another tenant is empty.
-    fn seen_by(&self, tenant: &str) -> Slot {
-        match &*self.tenant == tenant {
-            true => self.clone(),
-            false => Slot { n_running: self.n_running, ..Slot::default() },
-        }
-    }
-}
-
 impl Slots {
     pub fn new(n: usize) -> Slots {
-        Slots { inner: Mutex::new(Inner { slots: vec![Slot::default(); n], now: 0 }) }
+        Slots { n, inner: Mutex::default() }
     }
 
-    /// The slots as a tenant sees them: those of others are empty.
+    /// The slots of a tenant.
     pub fn list(&self, tenant: &str) -> Vec<Slot> {
-        self.lock().slots.iter().map(|slot| slot.seen_by(tenant)).collect()
+        self.lock().tenants.get(tenant).cloned().unwrap_or_else(|| vec![Slot::default(); self.n])
     }
 
-    /// A slot as a tenant sees it; `None` if there is no such slot.
+    /// A slot of a tenant; `None` if there is no such slot.
     pub fn get(&self, id: usize, tenant: &str) -> Option<Slot> {
-        self.lock().slots.get(id).map(|slot| slot.seen_by(tenant))
+        let empty = (id < self.n).then(Slot::default);
+        self.lock().tenants.get(tenant).map_or(empty, |slots| slots.get(id).cloned())
     }
 
     /// Number of slots.
     pub fn len(&self) -> usize {
-        self.lock().slots.len()
+        self.n
     }
 
     /// Begins a request in slot `id`, or in the idle one that was used least recently.
     pub fn begin(self: &Arc<Self>, id: Option<usize>, tenant: &Arc<str>, tokens: &[u32], salt: u64) -> Option<SlotUse> {
         let mut inner = self.lock();
-        inner.now += 1;
-        let now = inner.now;
-        let least = inner.slots.iter().enumerate().min_by_key(|(_, slot)| (slot.n_running, slot.last_used));
+        let now = inner.tick();
+        let slots = inner.of(tenant, self.n);
+        let least = slots.iter().enumerate().min_by_key(|(_, slot)| (slot.n_running, slot.last_used));
         let id = id.or(least.map(|(id, _)| id))?;
-        let slot = inner.slots.get_mut(id)?;
+        let slot = slots.get_mut(id)?;
         (slot.n_running, slot.last_used) = (slot.n_running + 1, now);
         let (slots, tenant) = (Arc::clone(self), Arc::clone(tenant));
         Some(SlotUse { slots, id, tenant, tokens: tokens.to_vec(), salt })
@@ -80,15 +78,26 @@ impl Slots {
     /// Replaces the conversation of a slot; false if there is no such slot.
     pub fn set(&self, id: usize, tenant: &Arc<str>, tokens: Vec<u32>, salt: u64) -> bool {
         let mut inner = self.lock();
-        inner.now += 1;
-        let now = inner.now;
-        let Some(slot) = inner.slots.get_mut(id) else { return false };
-        (slot.tenant, slot.tokens, slot.salt, slot.last_used) = (Arc::clone(tenant), tokens, salt, now);
+        let now = inner.tick();
+        let Some(slot) = inner.of(tenant, self.n).get_mut(id) else { return false };
+        (slot.tokens, slot.salt, slot.last_used) = (tokens, salt, now);
         true
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn tick(&mut self) -> u64 {
+        self.now += 1;
+        self.now
+    }
+
+    /// The slots of a tenant; keys bound the number of tenants.
+    fn of(&mut self, tenant: &Arc<str>, n: usize) -> &mut Vec<Slot> {
+        self.tenants.entry(Arc::clone(tenant)).or_insert_with(|| vec![Slot::default(); n])
     }
 }
 
@@ -113,10 +122,23 @@ impl SlotUse {
 impl Drop for SlotUse {
     fn drop(&mut self) {
         self.slots.set(self.id, &self.tenant, std::mem::take(&mut self.tokens), self.salt);
-        if let Some(slot) = self.slots.lock().slots.get_mut(self.id) {
+        let mut inner = self.slots.lock();
+        if let Some(slot) = inner.tenants.get_mut(&self.tenant).and_then(|slots| slots.get_mut(self.id)) {
             slot.n_running = slot.n_running.saturating_sub(1);
         }
     }
+}
+
+/// The directory of a tenant's files: that of a server without tenants is `directory` itself. Clients cannot name what begins
+/// with a dot.
+pub fn directory_of(directory: &Path, tenant: &str) -> PathBuf {
+    if tenant == ANYONE {
+        return directory.into();
+    }
+    let digest: [u8; 32] = Sha256::digest(tenant).into();
+    let mut start = [0; 16];
+    start.copy_from_slice(&digest[..16]);
+    directory.join(format!(".tenant-{}", Hex(start)))
 }
 
 /// The path of a file that a client names; `None` unless it is the plain name of a visible file.
@@ -140,6 +162,15 @@ mod tests {
     }
 
     #[test]
+    fn each_tenant_has_files_of_its_own() {
+        let directory = Path::new("/saved");
+        let of = |tenant: &str| file_path(&directory_of(directory, tenant), "x").unwrap();
+        assert_eq!(of(ANYONE), Path::new("/saved/x"));
+        assert!(of("a") != of("b") && of("a").starts_with(directory) && of("../a").parent() != Some(Path::new("/a")));
+        assert_eq!(of("../../a").components().count(), 4);
+    }
+
+    #[test]
     fn a_request_takes_the_idle_slot_unused_longest_and_leaves_its_tokens() {
         let slots = Arc::new(Slots::new(2));
         let tenant: Arc<str> = "a".into();
@@ -151,7 +182,15 @@ mod tests {
         drop(first);
         let list = slots.list("a");
         assert_eq!((&list[0].tokens[..], &list[1].tokens[..], list[0].n_running), (&[1, 2][..], &[5][..], 0));
-        assert!(slots.list("b").iter().all(|slot| slot.tokens.is_empty()));
+        let other: Arc<str> = "b".into();
+        for i in 0..5 {
+            drop(slots.begin(Some(i % 2), &other, &[9], 8));
+        }
+        assert_eq!(
+            (slots.list("a")[0].tokens.as_slice(), slots.list("b")[0].tokens.as_slice()),
+            (&[1, 2][..], &[9][..])
+        );
+        assert!(slots.list("c").iter().all(|slot| slot.tokens.is_empty()) && slots.get(2, "c").is_none());
         assert!(slots.begin(Some(2), &tenant, &[1], 7).is_none());
     }
 }

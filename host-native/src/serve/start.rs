@@ -10,7 +10,7 @@ use std::time::{Instant, SystemTime};
 use starling::receipt::Hex;
 use tracing_subscriber::EnvFilter;
 
-use super::audit::{self, AuditLog};
+use super::audit::{self, AuditTrail};
 use super::auth::Keys;
 use super::callback::Ready;
 use super::config::{Configuration, Live, Settings};
@@ -71,9 +71,20 @@ impl LogFilter {
     }
 }
 
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
 /// # Errors
-/// If the level is invalid.
+/// If the level is invalid. A word alone is a level: the filter would take another one for the name of a module, and log nothing.
 pub fn log_filter(level: &str) -> Result<EnvFilter, String> {
+    for part in level.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let word = part.rsplit_once('=').map_or(part, |(_, level)| level);
+        if !LEVELS.contains(&word.to_ascii_lowercase().as_str()) {
+            return Err(format!("log-level: found {word:?}, expected {}, or MODULE=LEVEL", LEVELS.join(", ")));
+        }
+    }
+    if level.trim().is_empty() {
+        return Err(format!("log-level: found nothing, expected {}", LEVELS.join(", ")));
+    }
     EnvFilter::try_new(level).map_err(|e| format!("log-level: {e}"))
 }
 
@@ -223,12 +234,12 @@ fn state_store(settings: &Settings) -> Result<Option<Arc<StateStore>>, Failure> 
 }
 
 /// Opens the audit log, if there is one, and records the start.
-fn audit_log(settings: &Settings) -> Result<Option<Arc<AuditLog>>, Failure> {
+fn audit_log(settings: &Settings) -> Result<Option<Arc<AuditTrail>>, Failure> {
     let Some(path) = &settings.audit_log else { return Ok(None) };
     let wrong = |e: &dyn std::fmt::Display| Failure::Usage(format!("audit-log: {e}"));
     let key = settings.audit_key_file.as_deref().map(audit::Key::read).transpose().map_err(|e| wrong(&e))?;
     let options = audit::Options { max_bytes: settings.audit_log_size.0, keep_files: settings.audit_log_files, key };
-    let log = AuditLog::open(path, options).map_err(|e| wrong(&e))?;
+    let log = AuditTrail::open(path, &options).map_err(|e| wrong(&e))?;
     log.record(audit::Event::ServerStarted { version: env!("CARGO_PKG_VERSION").into() });
     Ok(Some(Arc::new(log)))
 }
@@ -256,5 +267,19 @@ pub fn readiness_report(server: &Server, uri: &str) -> Ready {
         memory_type: "cpu",
         vram_bytes: 0,
         memory_bytes: server.pool.resources().budget.used(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_log_level_is_a_level() {
+        for level in ["off", "error", "INFO", "tower_http=debug,info", " warn , starling::serve=trace", "a=off"] {
+            assert!(super::log_filter(level).is_ok(), "{level}");
+        }
+        for level in ["inf", "", ",", "tower_http", "tower_http=debg", "a=b=c", "info,inf", "2"] {
+            let error = super::log_filter(level).err().expect("an error");
+            assert!(error.starts_with("log-level"), "{level}: {error}");
+        }
     }
 }

@@ -11,7 +11,7 @@ use axum::http::request::Parts;
 use tokio_rustls::TlsAcceptor;
 
 use super::api::error::{ApiError, HttpError, request_id};
-use super::audit::AuditLog;
+use super::audit::AuditTrail;
 use super::auth::{Client, Keys, Tenant};
 use super::config::{Live, Settings};
 use super::failures::SharedFailures;
@@ -21,6 +21,7 @@ use super::models::instance::ModelInstance;
 use super::models::pool::ModelPool;
 use super::policy::{Subject, TextPolicy};
 use super::reuse::{Answers, Embeddings, Found, KeptResponses, Reuse};
+use super::rights::Rights;
 use super::scheduler::{Flow, Priority};
 use super::signature::Verifier;
 use super::start::{Configure, LogFilter};
@@ -47,7 +48,7 @@ pub struct Server {
     /// Verifies signed requests.
     pub verifier: Verifier,
     /// Who did what; `None`: it is not recorded.
-    pub audit: Option<Arc<AuditLog>>,
+    pub audit: Option<Arc<AuditTrail>>,
     pub log_filter: LogFilter,
     pub failures: SharedFailures,
     pub start: Instant,
@@ -88,7 +89,9 @@ impl Server {
             Some(key) => format!("{} {key}", caller.tenant.name),
             None => random().to_string(),
         };
-        let instance = self.pool.acquire(name, &key, caller.autoload).await.map_err(|e| {
+        // whoever may not load models can only forgo what the setting allows
+        let autoload = caller.autoload.filter(|loads| !loads || caller.rights >= Rights::Load);
+        let instance = self.pool.acquire(name, &key, autoload).await.map_err(|e| {
             self.metrics.rejected(e.code());
             ApiError::from(e)
         })?;
@@ -160,8 +163,8 @@ pub struct Caller {
     pub reuses: Reuse,
     /// The answer that was found, for headers of the response.
     pub found: Arc<OnceLock<Found>>,
-    /// Whether the caller may add and remove models: an administrator, or a local client of a server without keys.
-    pub is_manager: bool,
+    /// What the caller may do to models.
+    pub rights: Rights,
     /// ID of a stream that the client may resume.
     pub stream_id: Option<Arc<str>>,
 }
@@ -193,7 +196,7 @@ impl Caller {
             reuse: Arc::clone(&server.answers),
             reuses: Reuse::of(headers),
             found: Arc::default(),
-            is_manager: false,
+            rights: Rights::default(),
             stream_id: (!server.settings().resume_window.is_zero()).then(|| random_id("").into()),
         }
     }
@@ -205,18 +208,6 @@ impl Caller {
             tenant: Arc::clone(&self.tenant.name),
             request_id: request_id().unwrap_or_default().into(),
         })
-    }
-
-    /// Whether the caller may load and unload models: anyone, unless there are keys of administrators.
-    ///
-    /// # Errors
-    /// 403.
-    pub fn check_manages(&self, server: &Server) -> Result<(), ApiError> {
-        if server.admin_keys.is_none() || self.is_manager {
-            return Ok(());
-        }
-        let message = "models are loaded and unloaded by administrators: POST /admin/models/{name}/load";
-        Err(ApiError::new(403, "permission_error", message).code("not_allowed"))
     }
 
     /// The flow of a request. Without API keys the fairness id is the tenant; with keys, which a client cannot choose, it

@@ -9,6 +9,9 @@ mod scheduler;
 #[path = "../../src/serve/sessions.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod sessions;
+#[path = "../../src/serve/share.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod share;
 #[path = "../../src/serve/turns.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod turns;

@@ -1,6 +1,6 @@
 //! A stand-in of the hub: an HTTP server that serves files with ranges, and misbehaves as a test wants.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -28,18 +28,27 @@ pub(crate) enum Mode {
     Elsewhere,
     /// Changes a byte.
     Damaged,
+    /// Does not say how large a file is.
+    NoLength,
+    /// Sends parts of whatever version there is now, whichever is asked for.
+    NoIfRange,
+    /// Accepts requests for files and sends nothing.
+    Stalled,
 }
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Seen {
     pub(crate) path: String,
     pub(crate) range: Option<String>,
+    pub(crate) if_range: Option<String>,
     pub(crate) authorization: Option<String>,
     pub(crate) host: String,
 }
 
 struct State {
-    files: Vec<(String, Vec<u8>)>,
+    files: Mutex<Vec<(String, Vec<u8>)>>,
+    /// What the API says in place of the truth.
+    api: Mutex<Option<Value>>,
     mode: Mutex<Mode>,
     seen: Mutex<Vec<Seen>>,
     port: u16,
@@ -53,7 +62,8 @@ impl Hub {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let (mode, seen) = (Mutex::new(Mode::Good), Mutex::default());
-        let state = Arc::new(State { files, mode, seen, port });
+        let (files, api) = (Mutex::new(files), Mutex::default());
+        let state = Arc::new(State { files, api, mode, seen, port });
         let inner = Arc::clone(&state);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -71,6 +81,17 @@ impl Hub {
 
     pub(crate) fn set(&self, mode: Mode) {
         *self.0.mode.lock().expect("a lock") = mode;
+    }
+
+    /// Replaces the content of a file.
+    pub(crate) fn replace(&self, name: &str, content: &[u8]) {
+        let mut files = self.0.files.lock().expect("a lock");
+        files.iter_mut().filter(|(known, _)| known == name).for_each(|(_, old)| *old = content.to_vec());
+    }
+
+    /// Lets the API answer `value`.
+    pub(crate) fn set_api(&self, value: Value) {
+        *self.0.api.lock().expect("a lock") = Some(value);
     }
 
     /// Requests for files since the last call.
@@ -96,6 +117,7 @@ impl State {
                 let Some((name, value)) = line.trim_end().split_once(": ") else { break };
                 match name.to_ascii_lowercase().as_str() {
                     "range" => seen.range = Some(value.into()),
+                    "if-range" => seen.if_range = Some(value.into()),
                     "authorization" => seen.authorization = Some(value.into()),
                     "host" => seen.host = value.into(),
                     "if-none-match" => etag = Some(value.to_string()),
@@ -119,29 +141,35 @@ impl State {
             Ok(true)
         };
         if path.starts_with("/api/models/o/r/") && !matches!(mode, Mode::Status(_)) {
-            return send(stream, 200, "content-type: application/json\r\n", self.api().to_string().as_bytes());
+            let known = self.api.lock().expect("a lock").clone().unwrap_or_else(|| self.api());
+            return send(stream, 200, "content-type: application/json\r\n", known.to_string().as_bytes());
         }
+        let path = path.split('?').next().unwrap_or(path);
         let name = path.split("/resolve/").last().unwrap_or_default().trim_start_matches(COMMIT).trim_matches('/');
-        let file = self.files.iter().find(|(known, _)| known == name);
+        let file = self.files.lock().expect("a lock").iter().find(|(known, _)| known == name).cloned();
         let is_here = seen.host.starts_with("127.0.0.1");
         match mode {
             Mode::Html => send(stream, 200, "content-type: text/html\r\n", b"<html>Please log in</html>"),
             Mode::Status(status) => send(stream, status, "", b"no such thing"),
+            // the client gives up, or its process ends
+            Mode::Stalled => stream.read(&mut [0]).map(|_| false),
             Mode::RedirectLoop => send(stream, 302, &format!("location: {path}\r\n"), b""),
             Mode::Elsewhere if is_here => {
                 send(stream, 302, &format!("location: http://localhost:{}{path}\r\n", self.port), b"")
             }
             _ => {
                 let Some((_, content)) = file else { return send(stream, 404, "", b"not found") };
-                let tag = format!("\"{}\"", &digest(content)[..16]);
+                let tag = format!("\"{}\"", &digest(&content)[..16]);
                 if etag == Some(&tag) {
                     return send(stream, 304, "", b"");
                 }
-                let mut content = content.clone();
+                let mut content = content;
                 if mode == Mode::Damaged {
                     content[100] ^= 1;
                 }
-                self.send_file(stream, &content, seen.range.as_deref().filter(|_| mode != Mode::NoRanges), &tag, mode)
+                let is_other = seen.if_range.as_ref().is_some_and(|version| *version != tag) && mode != Mode::NoIfRange;
+                let has_ranges = !is_other && !matches!(mode, Mode::NoRanges | Mode::NoLength);
+                self.send_file(stream, &content, seen.range.as_deref().filter(|_| has_ranges), &tag, mode)
             }
         }
     }
@@ -164,6 +192,11 @@ impl State {
         let range =
             part.map_or_else(String::new, |p| format!("content-range: bytes {}-{}/{size}\r\n", p.start, p.end - 1));
         let length = body.len();
+        if mode == Mode::NoLength {
+            write!(stream, "HTTP/1.1 200 X\r\nconnection: close\r\netag: {tag}\r\n\r\n")?;
+            stream.write_all(body)?;
+            return Ok(false);
+        }
         write!(
             stream,
             "HTTP/1.1 {status} X\r\ncontent-length: {length}\r\ncontent-type: application/octet-stream\r\netag: {tag}\r\n{range}\r\n"
@@ -182,7 +215,7 @@ impl State {
 
     fn api(&self) -> Value {
         let file = |(name, content): &(String, Vec<u8>)| json!({ "rfilename": name, "size": content.len(), "lfs": { "sha256": digest(content), "size": content.len() } });
-        let files: Vec<Value> = self.files.iter().map(file).collect();
+        let files: Vec<Value> = self.files.lock().expect("a lock").iter().map(file).collect();
         json!({ "sha": COMMIT, "siblings": files })
     }
 }

@@ -1,12 +1,13 @@
 //! `starling pull | list | show | rm | verify`, and models by name, against a stand-in of the hub.
 
 mod hub;
+mod untrusted;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hub::{COMMIT, Hub, Mode, digest};
@@ -104,6 +105,30 @@ impl Drop for Home {
     }
 }
 
+/// A server process, killed on drop.
+struct Running {
+    child: Child,
+    /// `host:port`
+    address: String,
+}
+
+impl Running {
+    fn start(mut command: Command) -> Running {
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("a server");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+        let address = line.trim().strip_prefix("http://").expect("an address").into();
+        Running { child, address }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 #[test]
 fn a_model_is_pulled_listed_used_verified_and_removed() {
     let (home, hub) = (Home::new(), repository());
@@ -141,12 +166,9 @@ fn a_model_is_pulled_listed_used_verified_and_removed() {
 #[test]
 fn a_server_pulls_and_tells_the_bytes() {
     let (home, hub) = (Home::new(), repository());
-    let mut command = home.command(&hub, &["serve", "--port", "0", "--log-level", "off"]);
-    let mut server = command.stdout(Stdio::piped()).spawn().expect("a server");
-    let mut address = String::new();
-    BufReader::new(server.stdout.take().expect("a pipe")).read_line(&mut address).expect("a line");
-    let address = address.trim().strip_prefix("http://").expect("an address");
-    let mut stream = TcpStream::connect(address).expect("a connection");
+    let command = home.command(&hub, &["serve", "--port", "0", "--log-level", "off", "--manage-without-keys"]);
+    let server = Running::start(command);
+    let mut stream = TcpStream::connect(&server.address).expect("a connection");
     let body = r#"{"model": "hf:o/r:q8_0"}"#;
     let request = format!(
         "POST /api/pull HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
@@ -156,8 +178,6 @@ fn a_server_pulls_and_tells_the_bytes() {
     stream.write_all(request.as_bytes()).expect("a request");
     let mut response = String::new();
     stream.read_to_string(&mut response).expect("a response");
-    let _ = server.kill();
-    let _ = server.wait();
     let lines: Vec<Value> = response.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let lines: Vec<&Value> = lines.iter().filter(|line| line.is_object()).collect();
     let total = fs::read(fixture("reference/llama-k256-q8_0.gguf")).expect("a model").len();

@@ -54,6 +54,7 @@ fn settings_change_all_or_none() {
         (json!({ "max-n": 7, "queue-hgih": 1 }), json!("queue-hgih"), "did you mean queue-high?"),
         (json!({ "max-n": 0 }), json!("max-n"), "from 1 to 128"),
         (json!({ "max-n": 7, "log-level": "a=b=c" }), Value::Null, "log-level"),
+        (json!({ "max-n": 7, "log-level": "inf" }), Value::Null, "found \"inf\""),
         (json!({ "max-n": 7, "batch-tokens": 60_000 }), Value::Null, "at most 128"),
         (json!({ "models": { "x": { "max-n": 7 } } }), json!("model"), "did you mean `m`?"),
         (json!({ "models": { "m": { "load-wait": 7 } } }), json!("load-wait"), "of the server"),
@@ -110,6 +111,48 @@ fn a_reload_follows_the_file() {
     assert_eq!(names(), ["one", "three"]);
     managed.wait("models/three", |model| model["status"] == "loaded");
     managed.server.ok(COMPLETIONS, &completion("three", "x", 1));
+}
+
+/// What an administrator has added stays with its sessions; a file that cannot be followed whole is not followed at all.
+#[test]
+fn a_reload_is_whole_and_keeps_the_models_of_administrators() {
+    let directory = Directory::new();
+    let file = |text: String| directory.write("settings.toml", text);
+    let model = |name: &str, more: &str| {
+        format!("[models.{name}]\nsource = {:?}\nload = \"on-demand\"\n{more}", reference("llama-k256-q4_k_m"))
+    };
+    let path = file(format!("max-n = 2\n{}", model("one", "")));
+    let state = directory.path().join("state");
+    let managed = Managed::start(&["--config", &path, "--state-dir", state.to_str().expect("a path")]);
+    let names = || {
+        let list = managed.ok("GET", "models", &json!({}));
+        list["models"].as_array().expect("a list").iter().map(|m| m["name"].clone()).collect::<Vec<_>>()
+    };
+    managed.ok("POST", "models", &json!({ "name": "mine", "source": reference("llama-k256-q4_k_m") }));
+    let turn = json!({ "model": "mine", "prompt": "Once", "max_tokens": 2, "session_id": "s" });
+    managed.server.ok("/v1/generate", &turn);
+    let sessions = || managed.ok("GET", "models/mine", &json!({}))["sessions"].clone();
+    assert_eq!(sessions(), 1);
+    // SIGHUP with an unchanged file
+    for _ in 0..2 {
+        let reloaded = managed.ok("POST", "reload", &json!({}));
+        assert_eq!((&reloaded["removed"], &reloaded["added"]), (&json!([]), &json!([])));
+        assert_eq!((names(), sessions()), (vec![json!("one"), json!("mine")], json!(1)));
+    }
+    // the second new model has a name that is taken
+    file(format!("max-n = 3\n{}{}{}", model("one", ""), model("two", ""), model("three", "aliases = [\"mine\"]\n")));
+    let response = managed.send("POST", "reload", &json!({}));
+    assert!(response.status == 400 && response.text().contains("`mine`"), "{}", response.text());
+    assert_eq!((names(), value(&managed, "max-n").0), (vec![json!("one"), json!("mine")], json!("2")));
+    // so has one that is known already
+    file(format!("max-n = 3\n{}{}", model("one", "aliases = [\"mine\"]\n"), model("two", "")));
+    assert_eq!(managed.send("POST", "reload", &json!({})).status, 400);
+    assert_eq!((names(), value(&managed, "max-n").0), (vec![json!("one"), json!("mine")], json!("2")));
+    // the place of a model that goes is free
+    file(format!("max-n = 3\n{}", model("two", "aliases = [\"one\"]\n")));
+    let reloaded = managed.ok("POST", "reload", &json!({}));
+    assert_eq!((&reloaded["removed"], &reloaded["added"]), (&json!(["one"]), &json!(["two"])));
+    assert_eq!((names(), value(&managed, "max-n").0), (vec![json!("mine"), json!("two")], json!("3")));
 }
 
 #[test]

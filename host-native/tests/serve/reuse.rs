@@ -336,6 +336,40 @@ fn answers_on_disk_outlive_the_server() {
     server.wait("caches", |caches| caches["answers_disk"]["pages"].as_u64() <= Some(1));
 }
 
+/// Another KV type has other bits.
+#[test]
+fn answers_on_disk_are_those_of_the_same_kv_type() {
+    let directory = Directory::new();
+    let ask = |kv_type: &str| {
+        let server = with_disk(&directory, &["--kv-type", kv_type]);
+        let response = server.server.post(COMPLETIONS, &body("Once", &json!({})));
+        server.wait("caches", |caches| caches["answers_disk"]["queued_bytes"] == 0);
+        let plain = Server::start(&["--kv-type", kv_type]);
+        assert_eq!(choices(&response), choices(&plain.post(COMPLETIONS, &body("Once", &json!({})))), "{kv_type}");
+        response.header("age").is_some()
+    };
+    assert_eq!(["f32", "q8", "f32", "q8"].map(ask), [false, false, true, true]);
+}
+
+/// The seed of a greedy answer changes no token, and the receipt names it.
+#[test]
+fn a_receipt_has_the_seed_of_its_request() {
+    let server = Server::start(&["--response-cache", "1MiB", "--share-identical"]);
+    let ask = |seed: u64, receipt: bool| {
+        let more = json!({ "temperature": 0, "seed": seed, "receipt": receipt });
+        server.ok("/v1/generate", &body("Once", &more))
+    };
+    for seed in [5, 6, 5] {
+        let receipt = ask(seed, true)["receipt"].clone();
+        assert!(receipt.is_object(), "{receipt}");
+        assert_eq!(receipt["request"]["seed"], seed, "{receipt}");
+    }
+    ask(7, false);
+    let before = computed(&server);
+    ask(8, false);
+    assert_eq!(computed(&server), before, "without a receipt the seed of a greedy answer is nothing");
+}
+
 #[test]
 fn answers_on_disk_have_a_directory_of_their_own_and_a_size() {
     let directory = Directory::new();

@@ -106,8 +106,37 @@ fn slots_of_other_tenants_are_closed() {
     assert_eq!(post("key-a", COMPLETIONS, &completion("starling-tiny-q8_0", &"dog ".repeat(40), 2)).status, 200);
     assert_eq!(post("key-b", "/slots/0?action=save", &file).status, 400);
     assert_eq!(post("key-a", "/slots/0?action=save", &file).status, 200);
-    assert_eq!(post("key-b", "/slots/0?action=restore", &file).status, 403);
-    assert_eq!(post("key-b", COMPLETIONS, &completion("starling-tiny-q8_0", &"dog ".repeat(40), 2)).status, 200);
-    assert_eq!(post("key-b", "/slots/1?action=save", &file).status, 403);
-    assert_eq!(post("key-a", "/slots/0?action=restore", &file).status, 200);
+    assert_eq!(post("key-b", "/slots/0?action=restore", &file).status, 404);
+    assert_eq!(post("key-b", COMPLETIONS, &completion("starling-tiny-q8_0", &"cat ".repeat(30), 2)).status, 200);
+    // b's first conversation is in b's first slot, and its file of the same name is another
+    assert_eq!(post("key-b", "/slots/0?action=save", &file).status, 200);
+    let n = |key: &str| {
+        let restored = post(key, "/slots/0?action=restore", &file);
+        assert_eq!(restored.status, 200, "{}", restored.text());
+        let authorization = format!("Bearer {key}");
+        let slots = server.send("GET", "/slots", &[("authorization", &authorization)], b"").json();
+        slots[0]["n_tokens"].as_u64().expect("a number")
+    };
+    let (a, b) = (n("key-a"), n("key-b"));
+    assert!(a != b && n("key-a") == a, "{a} {b}");
+    drop(server);
+    // what a tenant may save is bounded; other tenants' files do not count
+    let size = fs::read_dir(&saved)
+        .expect("a directory")
+        .flatten()
+        .map(|tenant| fs::metadata(tenant.path().join("x")).expect("a file").len());
+    let limit = (size.max().expect("files") * 3 / 2).to_string();
+    let args =
+        ["--api-key-file", &keys, "--slot-save-path", saved.to_str().expect("a path"), "--slot-save-size", &limit];
+    let server = Server::start(&args);
+    let save = |filename: &str| {
+        let (headers, body) = ([("authorization", "Bearer key-a")], json!({ "filename": filename }));
+        server.post_with("/slots/0?action=save", &headers, &body)
+    };
+    let headers = [("authorization", "Bearer key-a")];
+    let prompt = completion("starling-tiny-q8_0", &"dog ".repeat(40), 2);
+    assert_eq!(server.post_with(COMPLETIONS, &headers, &prompt).status, 200);
+    assert_eq!(save("x").status, 200);
+    let refused = save("y");
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (413, &json!("slots_full")));
 }

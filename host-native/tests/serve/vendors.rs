@@ -221,7 +221,7 @@ fn output_formats_are_enforced() {
 
 #[test]
 fn errors_have_the_form_of_the_api() {
-    let server = Server::start(&[]);
+    let server = Server::start(&["--manage-without-keys"]);
     let anthropic = |body: Value, status: u16, kind: &str| {
         let response = server.post("/v1/messages", &body);
         assert_eq!(response.status, status, "{}", response.text());

@@ -19,8 +19,9 @@ pub use reload::reload;
 use starling_api::error::ApiError;
 use starling_api::parse::{ParseBody, parse};
 
-use super::audit::{AuditLog, Event, Text};
-use super::state::Server;
+use super::audit::{AuditTrail, Event, Text};
+use super::auth::ANYONE;
+use super::state::{Caller, Server};
 
 /// The routes of the interface.
 pub fn routes() -> Router<Arc<Server>> {
@@ -81,12 +82,18 @@ fn check_fault_injection(server: &Server) -> Result<(), ApiError> {
 #[derive(Clone)]
 pub struct Administrator {
     pub name: Arc<str>,
-    audit: Option<Arc<AuditLog>>,
+    audit: Option<Arc<AuditTrail>>,
 }
 
 impl Administrator {
     pub fn new(name: Arc<str>, server: &Server) -> Administrator {
         Administrator { name, audit: server.audit.clone() }
+    }
+
+    /// Whoever changes models by the paths of Ollama and llama-server: the administrator of the key, or a client on this machine.
+    pub fn of_caller(caller: &Caller, server: &Server) -> Administrator {
+        let name = &caller.tenant.name;
+        Administrator::new(if **name == *ANYONE { "(local)".into() } else { Arc::clone(name) }, server)
     }
 
     /// A signal, or a change of the settings file.
@@ -102,7 +109,7 @@ impl Administrator {
     }
 
     /// Logs an action. `target` names what it was done to.
-    fn log(&self, action: &str, target: &str, result: Result<(), &str>) {
+    pub fn log(&self, action: &str, target: &str, result: Result<(), &str>) {
         self.record(action, target, result.err());
         match result {
             Ok(()) => tracing::info!(administrator = &*self.name, action, target, "administration"),

@@ -14,9 +14,8 @@ use utoipa::ToSchema;
 
 use super::super::api::body::Body;
 use super::super::api::error::{ApiError, ErrorBody, HttpError, json};
-use super::super::api::models::status;
 use super::super::api::params::PathParams;
-use super::super::models::pool::{Entry, PoolError, SwapOptions};
+use super::super::models::pool::{Entry, ModelState, PoolError, SwapOptions};
 use super::super::models::self_test::SelfTest;
 use super::super::state::Server;
 use super::Administrator;
@@ -84,12 +83,12 @@ pub struct ModelInfos {
 }
 
 fn info(entry: &Entry) -> ModelInfo {
-    let (status, settings) = (status(&entry.state()), entry.settings());
+    let (state, settings) = (entry.state(), entry.settings());
     ModelInfo {
         name: entry.name.to_string(),
         aliases: settings.aliases,
-        status: status.value,
-        error: status.error,
+        status: state.name(),
+        error: if let ModelState::Failed(why) = &state { Some(why.to_string()) } else { None },
         source: entry.source(),
         breaker: entry.breaker.name(),
         pinned: settings.pin,
@@ -171,7 +170,7 @@ pub async fn add(
         server.pool.add(entry).map_err(|e| ApiError::invalid(e.to_string()).code("model_exists"))?;
         let entry = find(&server, &body.name)?;
         if body.load {
-            server.pool.load(&entry).await?;
+            server.pool.load(&entry).await.map_err(PoolError::for_administrators)?;
         }
         Ok::<_, ApiError>(entry)
     };
@@ -216,7 +215,7 @@ pub async fn load(
     let entry = find(&server, &name)?;
     let result = server.pool.load(&entry).await;
     administrator.log("load model", &name, outcome(&result.as_ref().map_err(ToString::to_string)));
-    result.map_err(ApiError::from)?;
+    result.map_err(PoolError::for_administrators)?;
     Ok(json(StatusCode::OK, &info(&entry)))
 }
 
@@ -316,7 +315,8 @@ pub async fn swap(
     if body.wait == Some(false) {
         return Ok(json(StatusCode::ACCEPTED, &Done { done: false }));
     }
-    let new = swap.await.map_err(|_| ApiError::internal("the swap panicked; see the log"))?.map_err(ApiError::from)?;
+    let new = swap.await.map_err(|_| ApiError::internal("the swap panicked; see the log"))?;
+    let new = new.map_err(PoolError::for_administrators)?;
     let sha256 = Hex(new.model_sha256).to_string();
     Ok(json(StatusCode::OK, &Swapped { name: new.name.to_string(), sha256, seconds: start.elapsed().as_secs_f64() }))
 }

@@ -1,8 +1,8 @@
 //! Reload of settings file and keys: on SIGHUP, on request, or when the file changes.
 //!
-//! Everything is read and checked before anything changes. Settings that do not change at run time are reported. Models
-//! follow the file: new ones are added, others replaced if their source or their file has changed, and those that are gone
-//! are removed.
+//! Everything is read and checked before anything changes: a reload happens whole or not at all. Settings that do not change at
+//! run time are reported. Models follow the file: new ones are added, others replaced if their source or their file has changed,
+//! and those that the file had and no longer has are removed. Models that an administrator has added stay.
 
 use std::sync::Arc;
 
@@ -61,30 +61,26 @@ pub async fn reload(server: &Arc<Server>) -> Result<Reloaded, Failure> {
         }
     }
     let (mut models, mut swaps, mut gone) = (Vec::new(), Vec::new(), server.pool.entries());
+    let mut added = Vec::new();
     for model in std::mem::take(&mut new.models) {
         let name = loading::model_name(&model);
         let known = gone.iter().position(|entry| *entry.name == *name);
         match known.map(|i| gone.remove(i)) {
             Some(entry) => {
                 if is_replaced(&entry, &model) {
-                    reloaded.replaced.push(name.to_string());
                     swaps.push((Arc::clone(&entry), model.args.model.clone()));
                 }
                 models.push((entry, model.settings));
             }
-            None => {
-                let is_loaded = model.settings.load != Some(LoadPolicy::OnDemand);
-                server.pool.add(model)?;
-                reloaded.added.push(name.to_string());
-                if is_loaded {
-                    load(server, &name);
-                }
-            }
+            None => added.push(model),
         }
     }
-    let directory = new.settings.models_dir.clone();
-    gone.retain(|entry| directory.is_none() || entry.source().is_none_or(|path| path.parent() != directory.as_deref()));
-    set_all(server, new, models).map_err(Failure::Usage)?;
+    gone.retain(|entry| entry.is_configured());
+    let known: Vec<Arc<Entry>> = models.iter().map(|(entry, _)| Arc::clone(entry)).collect();
+    let settings = models.clone();
+    let added =
+        server.pool.change_models(added, &gone, &models, || set_all(server, new, settings).map_err(Failure::Usage))?;
+    known.iter().chain(&added).for_each(|entry| entry.set_configured());
     server.keys.set(keys);
     server.policy.set(policy);
     if let (Some(live), Some(keys)) = (&server.admin_keys, admin_keys) {
@@ -93,11 +89,18 @@ pub async fn reload(server: &Arc<Server>) -> Result<Reloaded, Failure> {
     if let (Some(live), Some(acceptor)) = (&server.tls, tls) {
         live.set(acceptor);
     }
+    for entry in added {
+        reloaded.added.push(entry.name.to_string());
+        if entry.settings().load != Some(LoadPolicy::OnDemand) {
+            load(server, entry);
+        }
+    }
     for entry in gone {
         reloaded.removed.push(entry.name.to_string());
         server.pool.remove(&entry).await;
     }
     for (entry, source) in swaps {
+        reloaded.replaced.push(entry.name.to_string());
         let pool = Arc::clone(&server.pool);
         // the result is in the log and the metrics
         tokio::spawn(async move { pool.swap(&entry, source, SwapOptions::default()).await.map(drop) });
@@ -107,8 +110,7 @@ pub async fn reload(server: &Arc<Server>) -> Result<Reloaded, Failure> {
     Ok(reloaded)
 }
 
-fn load(server: &Arc<Server>, name: &str) {
-    let Ok(entry) = server.pool.find(Some(name)) else { return };
+fn load(server: &Arc<Server>, entry: Arc<Entry>) {
     let pool: Arc<ModelPool> = Arc::clone(&server.pool);
     tokio::spawn(async move { pool.load(&entry).await.map(drop) });
 }

@@ -197,7 +197,8 @@ pub async fn props(State(server): State<Arc<Server>>, caller: Caller) -> Result<
         },
         total_slots: instance.engine.map_or(0, |options| options.max_seqs),
         model_alias: instance.name.to_string(),
-        model_path: instance.source.clone(),
+        // not the path: it is the operator's
+        model_path: instance.name.to_string(),
         chat_template: instance.template.source().into(),
         bos_token: text(tokenizer.bos()),
         eos_token: text(tokenizer.eos()),

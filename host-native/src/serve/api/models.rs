@@ -17,6 +17,7 @@ use starling_api::openai::models::{
 };
 use starling_api::stream::ServerSentEvent;
 
+use super::super::admin::Administrator;
 use super::super::models::instance::ModelInstance;
 use super::super::models::pool::{Entry, ModelState};
 use super::super::state::{Caller, Server};
@@ -32,7 +33,7 @@ const EVENT_KEEP_ALIVE: u32 = 200;
 
 /// The state of a model for clients.
 pub fn status(state: &ModelState) -> ModelStatus {
-    let error = if let ModelState::Failed(why) = state { Some(why.to_string()) } else { None };
+    let error = if let ModelState::Failed(why) = state { Some(why.for_clients()) } else { None };
     ModelStatus { value: state.name(), error }
 }
 
@@ -128,10 +129,13 @@ pub async fn load(
     caller: Caller,
     Body(body): Body<ModelRequest>,
 ) -> Result<Response, HttpError> {
-    caller.check_manages(&server)?;
+    caller.rights.check_loads(false)?;
     let entry = server.pool.find(Some(&body.model)).map_err(ApiError::from)?;
-    let pool = Arc::clone(&server.pool);
-    tokio::spawn(async move { pool.load(&entry).await.map(drop) });
+    let (pool, administrator) = (Arc::clone(&server.pool), Administrator::of_caller(&caller, &server));
+    tokio::spawn(async move {
+        let error = pool.load(&entry).await.err().map(|e| e.to_string());
+        administrator.log("load model", &entry.name, error.as_deref().map_or(Ok(()), Err));
+    });
     Ok(json(StatusCode::OK, &ModelAccepted { success: true }))
 }
 
@@ -148,9 +152,11 @@ pub async fn unload(
     caller: Caller,
     Body(body): Body<ModelRequest>,
 ) -> Result<Response, HttpError> {
-    caller.check_manages(&server)?;
     let entry = server.pool.find(Some(&body.model)).map_err(ApiError::from)?;
-    if !server.pool.unload(&entry, false).await {
+    caller.rights.check_loads(entry.settings().pin)?;
+    let was_loaded = server.pool.unload(&entry, false).await;
+    Administrator::of_caller(&caller, &server).log("unload model", &entry.name, Ok(()));
+    if !was_loaded {
         return Err(ApiError::invalid(format!("model `{}` is not loaded", entry.name)).code("model_not_loaded").into());
     }
     Ok(json(StatusCode::OK, &ModelAccepted { success: true }))

@@ -1,6 +1,7 @@
 //! llama-server's slot calls: `GET /slots`, and saving, restoring and erasing the KV cache of a slot.
 
-use std::path::PathBuf;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,11 +15,12 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::super::models::instance::ModelInstance;
 use super::super::queue::PrefixEviction;
-use super::super::slots::{Slot, file_path};
+use super::super::slots::{Slot, directory_of, file_path};
 use super::super::state::{Caller, Server};
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, HttpError, json};
 use super::params::{PathParams, QueryParams};
+use crate::error::Failure;
 use crate::session_file::{self, Conversation};
 
 /// Bytes of pages imported between two steps.
@@ -156,13 +158,13 @@ pub async fn act(
         let directory = directory.ok_or_else(|| {
             ApiError::new(501, "not_supported_error", "the server saves no slots; start it with --slot-save-path")
         })?;
-        file_path(directory, &body.filename).ok_or_else(|| {
+        file_path(&directory_of(directory, &caller.tenant.name), &body.filename).ok_or_else(|| {
             ApiError::param("filename", "expected the name of a file: no path, at most 200 bytes, no leading dot")
         })
     };
     let done = match query.action.as_str() {
-        "save" => save(instance, caller, (id, slot), path()?).await?,
-        "restore" => restore(instance, caller, id, path()?).await?,
+        "save" => save(instance, &caller, (id, slot), path()?, server.settings().slot_save_size.0).await?,
+        "restore" => restore(instance, &caller, id, path()?).await?,
         "erase" => erase(&instance, &caller, (id, slot)),
         other => {
             let message = format!("action {other:?}, expected save, restore or erase");
@@ -175,9 +177,10 @@ pub async fn act(
 
 async fn save(
     instance: Arc<ModelInstance>,
-    caller: Caller,
+    caller: &Caller,
     (id, slot): (usize, Slot),
     path: PathBuf,
+    limit: u64,
 ) -> Result<SlotDone, ApiError> {
     let begin = Instant::now();
     if slot.tokens.is_empty() {
@@ -193,6 +196,14 @@ async fn save(
     let sha256 = instance.model_sha256;
     let tenant = caller.tenant.name.to_string();
     blocking(move || {
+        let private = std::fs::DirBuilder::new().mode(0o700).recursive(true).create(path.parent().unwrap_or(&path));
+        private.map_err(|e| ApiError::internal(format!("the directory of slots: {}", e.kind())))?;
+        let sum = others_bytes(&path).saturating_add(pages.len() as u64);
+        if sum > limit {
+            let message =
+                format!("with this file the slots would have {sum} bytes, expected at most {limit} (--slot-save-size)");
+            return Err(ApiError::new(413, "invalid_request_error", message).code("slots_full"));
+        }
         if let Ok((other, _)) = session_file::read(&path, &sha256)
             && !other.tokens.is_empty()
             && other.tenant != tenant
@@ -201,18 +212,31 @@ async fn save(
         }
         let conversation =
             Conversation { tokens: slot.tokens, tenant, cache_salt: slot.salt, ..Conversation::new(&sha256) };
-        session_file::write(&path, &conversation, &pages).map_err(|e| ApiError::internal(e.to_string()))
+        session_file::write(&path, &conversation, &pages)
+            .map_err(|e| ApiError::internal(format!("the slot was not written: {}", e.for_clients())))
     })
     .await?;
     let timings = SlotTimings { save_ms: Some(begin.elapsed().as_secs_f64() * 1e3), ..SlotTimings::default() };
     Ok(SlotDone { n_saved: Some(n_saved), n_written: Some(n_written), timings, ..SlotDone::default() })
 }
 
-async fn restore(instance: Arc<ModelInstance>, caller: Caller, id: usize, path: PathBuf) -> Result<SlotDone, ApiError> {
+/// Bytes of the other files beside a file.
+fn others_bytes(path: &Path) -> u64 {
+    let entries = path.parent().and_then(|directory| std::fs::read_dir(directory).ok()).into_iter().flatten().flatten();
+    let others = entries.filter(|entry| entry.path() != path).filter_map(|entry| entry.metadata().ok());
+    others.filter(std::fs::Metadata::is_file).map(|file| file.len()).sum()
+}
+
+async fn restore(
+    instance: Arc<ModelInstance>,
+    caller: &Caller,
+    id: usize,
+    path: PathBuf,
+) -> Result<SlotDone, ApiError> {
     let begin = Instant::now();
     let (sha256, tenant) = (instance.model_sha256, caller.tenant.name.to_string());
     let (conversation, pages) = blocking(move || {
-        let wrong = |e: &dyn std::fmt::Display| ApiError::param("filename", e.to_string());
+        let wrong = |e: &Failure| ApiError::param("filename", e.for_clients());
         if !path.exists() {
             return Err(ApiError::new(404, "invalid_request_error", "no such file").code("file_not_found"));
         }

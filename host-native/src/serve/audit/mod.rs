@@ -16,6 +16,8 @@
 //! A file above the size limit is renamed to `NAME.000001`, `NAME.000002`, …; the first line of the file after it is
 //! the event `rotated` with that number. `NAME.lock` is locked while a process writes.
 //!
+//! Three such logs are written: see `trail.rs`.
+//!
 //! Without a key, whoever can write the file can compute a new chain: keep the last `hash` elsewhere, and give it to
 //! [`verify()`].
 
@@ -23,13 +25,15 @@ mod chain;
 mod disk;
 mod hash;
 mod record;
+mod refusals;
 #[cfg(test)]
 mod testing;
+mod trail;
 mod verify;
 mod writer;
 
 pub use chain::Options;
 pub use hash::{Hash, Key};
-pub use record::{Event, Text};
+pub use record::{Event, Refusal, Text};
+pub use trail::{AuditTrail, others};
 pub use verify::{Report, verify};
-pub use writer::AuditLog;

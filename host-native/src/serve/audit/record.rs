@@ -64,14 +64,8 @@ pub enum Event {
         #[serde(skip_serializing_if = "Option::is_none")]
         error: Option<Text>,
     },
-    /// A request that was refused before it reached a model.
-    Refused {
-        reason: Text,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        address: Option<IpAddr>,
-        path: Text,
-        status: u16,
-    },
+    /// Requests that were refused before they had a client.
+    Refused(Refusal),
     /// A request to a model has ended.
     Request {
         request_id: Text,
@@ -101,6 +95,31 @@ pub enum Event {
     Rotated {
         number: u64,
     },
+}
+
+/// A refused request, or several of its kind.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Refusal {
+    pub reason: Text,
+    /// `None` if they came from several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<IpAddr>,
+    /// Of the first.
+    pub path: Text,
+    pub status: u16,
+    /// How many, if there were more than one.
+    #[serde(skip_serializing_if = "is_one")]
+    pub count: u64,
+}
+
+impl Refusal {
+    pub fn new(reason: &str, address: Option<IpAddr>, path: &str, status: u16) -> Refusal {
+        Refusal { reason: reason.into(), address, path: path.into(), status, count: 1 }
+    }
+}
+
+fn is_one(count: &u64) -> bool {
+    *count == 1
 }
 
 /// The line of an event with its line feed, and its hash.
@@ -197,12 +216,7 @@ mod tests {
     fn fields_of_events() {
         let admin =
             |error| Event::Admin { administrator: "a".into(), action: "load".into(), target: "m".into(), error };
-        let refused = |address| Event::Refused {
-            reason: "unknown API key".into(),
-            address,
-            path: "/v1/\"\n".into(),
-            status: 401,
-        };
+        let refused = |address| Event::Refused(Refusal::new("unknown API key", address, "/v1/\"\n", 401));
         for (event, text) in [
             (Event::ServerStarted { version: "0.1".into() }, r#""server_started","version":"0.1""#),
             (Event::ServerStopped, r#""server_stopped""#),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::disk::{rotated_numbers, rotated_path};
-use super::record::Event;
+use super::record::{Event, Refusal};
 
 /// A directory that is removed at the end of a test.
 pub(super) struct TempDir(PathBuf);
@@ -35,7 +35,7 @@ impl Drop for TempDir {
 }
 
 pub(super) fn event(n: u64) -> Event {
-    Event::Refused { reason: n.to_string().into(), address: None, path: "/".into(), status: 401 }
+    Event::Refused(Refusal::new(&n.to_string(), None, "/", 401))
 }
 
 /// Values of `reason`, in the order of the log.

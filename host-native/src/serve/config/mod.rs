@@ -91,6 +91,7 @@ settings! {
     memory_pressure "memory-pressure" bool = true, "BOOL", "React to memory pressure of the control group or the machine: smaller batches, eviction, unloading of idle models, then refusal of requests below high priority";
     admin_key_file "admin-key-file" Option<PathBuf> = None, "FILE", "File of administrators' keys, one per line, in the form of api-key-file: the key, then optionally a name; without it there is no /admin interface";
     admin_listen "admin-listen" Option<String> = None, "ADDRESS", "Address and port of a separate listener for /admin, such as 127.0.0.1:9090 [default: the public listener]";
+    manage_without_keys "manage-without-keys" bool = false, "BOOL", "Let clients on this machine add, remove and unload models by the paths of Ollama and llama-server if the server has no keys; requests that a proxy has forwarded, and those of pages of other origins, may not";
     watch_config "watch-config" bool = false, "BOOL", "Reload the settings file when it changes, as on SIGHUP";
     fault_injection "fault-injection" bool = false, "BOOL", "Let administrators make workers fail, to test failover";
     chat_template "chat-template" Option<String> = None, "NAME|FILE", "Chat template: the name of a built-in one, or a file [default: the model's own, else chatml]" per model;
@@ -169,6 +170,7 @@ settings! {
     kv_disk_key_file "kv-disk-key-file" Option<PathBuf> = None, "FILE", "Key of the checksums in kv-disk, at least 64 hexadecimal digits: for a directory that others can write; files without it are refused";
     kv_disk_size "kv-disk-size" Bytes = Bytes(16 << 30), "BYTES" in 0.0..=1.1e15, "Maximum size of the files in kv-disk, in bytes; the least recently used pages are removed";
     slot_save_path "slot-save-path" Option<PathBuf> = None, "DIR", "Directory for the files of POST /slots/{id}?action=save and restore [default: none]";
+    slot_save_size "slot-save-size" Bytes = Bytes(16 << 30), "BYTES" in 0.0..=1.1e15, "Maximum size of a tenant's files in slot-save-path, in bytes; a file beyond it is refused";
     audit_log "audit-log" Option<PathBuf> = None, "FILE", "File of the audit log, which records who did what but no texts, as JSON lines chained by hashes; `starling admin audit verify` checks it [default: none]";
     audit_log_size "audit-log-size" Bytes = Bytes(64 << 20), "BYTES" in 0.0..=1.1e12, "Size at which the audit log is rotated, in bytes; 0: never";
     audit_log_files "audit-log-files" usize = 0, "N", "Rotated files of the audit log to keep; 0: all";

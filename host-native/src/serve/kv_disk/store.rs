@@ -10,6 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::page_file::{Checksum, MAX_PAGE, PageFormat};
+use super::table::HolderOf;
 use super::worker::reader::ReadRequest;
 use super::worker::writer::{Job, Put};
 use super::worker::{Shared, lock, reader, scanner, writer};
@@ -31,6 +32,8 @@ pub struct Options {
     /// Interval of the scans that find what other processes have written and removed. A scan
     /// of 100,000 files takes 0.4 s.
     pub rescan: Duration,
+    /// Whom a page is for: each has a share of the quota.
+    pub holder_of: HolderOf,
 }
 
 impl Default for Options {
@@ -43,6 +46,7 @@ impl Default for Options {
             key: None,
             numerics_version: 0,
             rescan: Duration::from_secs(600),
+            holder_of: |_| 0,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The pages on disk: size and last use. Times are nanoseconds since 1970.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::PageKey;
 
@@ -18,10 +18,22 @@ struct Entry {
     scan: u32,
 }
 
+/// Whom a page is for. The holder that has most on disk gives way when room is short.
+pub type HolderOf = fn(&PageKey) -> u32;
+
+/// The pages of a holder by their last use, and their bytes.
+#[derive(Default)]
+struct Held {
+    by_use: BTreeSet<(u64, PageKey)>,
+    bytes: u64,
+}
+
 pub(super) struct Table {
     /// By the first byte of the key, as in the directory: a scan updates one of them at a time.
     shards: Vec<HashMap<PageKey, Entry>>,
-    by_use: BTreeSet<(u64, PageKey)>,
+    holder_of: HolderOf,
+    holders: BTreeMap<u32, Held>,
+    len: usize,
     bytes: u64,
     /// The latest last use: uses have different times.
     latest: u64,
@@ -29,13 +41,13 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn new() -> Table {
+    pub(super) fn new(holder_of: HolderOf) -> Table {
         let shards = (0..256).map(|_| HashMap::new()).collect();
-        Table { shards, by_use: BTreeSet::new(), bytes: 0, latest: 0, scan: 0 }
+        Table { shards, holder_of, holders: BTreeMap::new(), len: 0, bytes: 0, latest: 0, scan: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.by_use.len()
+        self.len
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -86,9 +98,10 @@ impl Table {
         }
     }
 
-    /// Removes the least recently used page.
+    /// Removes the least recently used page of the holder that has most.
     pub(super) fn pop_oldest(&mut self) -> Option<PageKey> {
-        let key = self.by_use.first()?.1;
+        let most = self.holders.values().max_by_key(|held| held.bytes)?;
+        let key = most.by_use.first()?.1;
         self.remove(&key);
         Some(key)
     }
@@ -102,11 +115,9 @@ impl Table {
     }
 
     pub(super) fn forget_if(&mut self, is_forgotten: impl Fn(&PageKey) -> bool) {
-        for shard in &mut self.shards {
-            for (key, entry) in shard.extract_if(|key, _| is_forgotten(key)) {
-                self.by_use.remove(&(entry.used, key));
-                self.bytes -= entry.len;
-            }
+        for i in 0..self.shards.len() {
+            let gone: Vec<(PageKey, Entry)> = self.shards[i].extract_if(|key, _| is_forgotten(key)).collect();
+            gone.iter().for_each(|(key, entry)| self.uncount(key, entry));
         }
     }
 
@@ -123,11 +134,8 @@ impl Table {
     /// Removes the pages of a shard that the scan has not found.
     pub(super) fn end_shard(&mut self, shard: u8) {
         let scan = self.scan;
-        let gone = self.shards[shard as usize].extract_if(|_, entry| entry.scan != scan);
-        for (key, entry) in gone {
-            self.by_use.remove(&(entry.used, key));
-            self.bytes -= entry.len;
-        }
+        let gone: Vec<_> = self.shards[shard as usize].extract_if(|_, entry| entry.scan != scan).collect();
+        gone.iter().for_each(|(key, entry)| self.uncount(key, entry));
     }
 
     fn next_use(&mut self, now: u64) -> u64 {
@@ -136,15 +144,57 @@ impl Table {
     }
 
     fn insert(&mut self, key: PageKey, entry: Entry) {
-        self.by_use.insert((entry.used, key));
+        let held = self.holders.entry((self.holder_of)(&key)).or_default();
+        held.by_use.insert((entry.used, key));
+        held.bytes += entry.len;
+        self.len += 1;
         self.bytes += entry.len;
         self.shards[key.0[0] as usize].insert(key, entry);
     }
 
     fn remove(&mut self, key: &PageKey) -> Option<Entry> {
         let entry = self.shards[key.0[0] as usize].remove(key)?;
-        self.by_use.remove(&(entry.used, *key));
-        self.bytes -= entry.len;
+        self.uncount(key, &entry);
         Some(entry)
+    }
+
+    /// After a page has left its shard.
+    fn uncount(&mut self, key: &PageKey, entry: &Entry) {
+        self.len -= 1;
+        self.bytes -= entry.len;
+        let holder = (self.holder_of)(key);
+        let Some(held) = self.holders.get_mut(&holder) else { return };
+        held.by_use.remove(&(entry.used, *key));
+        held.bytes -= entry.len;
+        if held.by_use.is_empty() {
+            self.holders.remove(&holder);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(holder: u8, n: u8) -> PageKey {
+        let mut key = [0; 32];
+        (key[0], key[31]) = (n, holder);
+        PageKey(key)
+    }
+
+    #[test]
+    fn the_holder_that_has_most_gives_way_with_its_oldest_page() {
+        let mut table = Table::new(|key| u32::from(key.0[31]));
+        table.insert_written(key(1, 0), 10, 1);
+        for n in 0..5 {
+            table.insert_written(key(2, n), 10, 2 + u64::from(n));
+        }
+        table.touch(&key(2, 0));
+        let gone: Vec<_> = (0..4).filter_map(|_| table.pop_oldest()).collect();
+        assert_eq!(gone, [key(2, 1), key(2, 2), key(2, 3), key(2, 4)]);
+        assert_eq!((table.len(), table.bytes(), table.contains(&key(1, 0))), (2, 20, true));
+        table.forget_if(|key| key.0[31] == 2);
+        assert_eq!((table.pop_oldest(), table.pop_oldest()), (Some(key(1, 0)), None));
+        assert_eq!((table.len(), table.bytes(), table.holders.len()), (0, 0, 0));
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -51,7 +51,7 @@ pub enum ModelState {
     /// Its requests finish before another model takes its place; new ones wait.
     Draining,
     /// The last load failed; a request tries again.
-    Failed(Arc<str>),
+    Failed(PoolError),
 }
 
 impl ModelState {
@@ -83,6 +83,8 @@ pub struct Entry {
     pub breaker: Arc<Breaker>,
     /// Largest `batch_tokens` that may be set while the model serves: as configured.
     pub batch_capacity: usize,
+    /// Whether the configuration has it, not an administrator or the directory of models.
+    is_configured: AtomicBool,
     state: watch::Sender<ModelState>,
     entry: Mutex<ModelEntry>,
     last_used: Mutex<Instant>,
@@ -101,6 +103,16 @@ impl Entry {
             ModelState::Loaded(instance) => Some(Arc::clone(instance)),
             _ => None,
         }
+    }
+
+    /// Whether the configuration has the model: then it goes when the configuration no longer has it.
+    pub fn is_configured(&self) -> bool {
+        self.is_configured.load(Ordering::Acquire)
+    }
+
+    /// Notes that the configuration has the model.
+    pub fn set_configured(&self) {
+        self.is_configured.store(true, Ordering::Release);
     }
 
     /// Namespaces of its KV pages on disk, of all loads; none if it was never loaded.
@@ -212,7 +224,7 @@ pub enum PoolError {
 
 impl From<PoolError> for ApiError {
     fn from(error: PoolError) -> ApiError {
-        let message = error.to_string();
+        let message = error.for_clients();
         let code = error.code();
         match error {
             PoolError::Unknown { .. } => {
@@ -239,6 +251,20 @@ impl From<PoolError> for ApiError {
 }
 
 impl PoolError {
+    /// The message for clients, without paths of the server.
+    pub fn for_clients(&self) -> String {
+        match self {
+            PoolError::Load { name, cause } => format!("model `{name}` does not load: {}", cause.for_clients()),
+            other => other.to_string(),
+        }
+    }
+
+    /// The error for administrators, who know the paths.
+    pub fn for_administrators(self) -> ApiError {
+        let message = self.to_string();
+        ApiError { message, ..self.into() }
+    }
+
     /// The code of the error in the API, and the label `reason` in metrics.
     pub const fn code(&self) -> &'static str {
         match self {
@@ -283,8 +309,8 @@ impl ModelPool {
             memory: Mutex::default(),
             change,
         };
-        for entry in models {
-            pool.add(entry)?;
+        for entry in pool.change_models(models, &[], &[], || Ok(()))? {
+            entry.set_configured();
         }
         if let Some(directory) = &pool.settings().models_dir {
             pool.scan(directory).map_err(|source| Failure::File { path: directory.clone(), source })?;
@@ -412,7 +438,7 @@ impl ModelPool {
         let result = self.load_as(entry, model, true).await;
         entry.state.send_replace(match &result {
             Ok(instance) => ModelState::Loaded(Arc::clone(instance)),
-            Err(e) => ModelState::Failed(e.to_string().into()),
+            Err(e) => ModelState::Failed(e.clone()),
         });
         entry.touch();
         result
@@ -555,7 +581,7 @@ impl ModelPool {
                 let old = self.load_as(entry, before, true).await;
                 entry.state.send_replace(match old {
                     Ok(old) => ModelState::Loaded(old),
-                    Err(again) => ModelState::Failed(again.to_string().into()),
+                    Err(again) => ModelState::Failed(again),
                 });
                 Err(e)
             }
@@ -681,20 +707,56 @@ impl ModelPool {
         was_loaded
     }
 
-    /// Adds a model.
+    /// Adds a model, for an administrator or from the directory of models: a reload keeps it.
     ///
     /// # Errors
     /// If its name or an alias is taken.
     pub fn add(&self, entry: ModelEntry) -> Result<(), Failure> {
-        let (path, name) = (load::path(&entry.args), loading::model_name(&entry));
+        self.change_models(vec![entry], &[], &[], || Ok(())).map(drop)
+    }
+
+    /// Adds and removes names of models, and calls `apply`, which makes their settings take effect: all of it, or nothing. Returns
+    /// the new models.
+    ///
+    /// # Errors
+    /// If a name or an alias would be taken twice, or `apply` fails.
+    pub fn change_models(
+        &self,
+        new: Vec<ModelEntry>,
+        gone: &[Arc<Entry>],
+        settings: &[(Arc<Entry>, Settings)],
+        apply: impl FnOnce() -> Result<(), Failure>,
+    ) -> Result<Vec<Arc<Entry>>, Failure> {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
-        let names = std::iter::once(&*name).chain(entry.settings.aliases.iter().map(String::as_str));
-        for new in names {
-            if let Some(other) = entries.iter().find(|other| has_name(other, new)) {
-                let message = format!("two models have the name `{new}`: {} and {}", path.display(), source(other));
-                return Err(Failure::Usage(format!("{message}; give one another name: --model NAME=SOURCE")));
+        let is_gone = |entry: &Arc<Entry>| gone.iter().any(|other| Arc::ptr_eq(other, entry));
+        let mut names: BTreeMap<String, PathBuf> = BTreeMap::new();
+        let mut take = |name: &str, aliases: &[String], path: &Path| {
+            for name in std::iter::once(name).chain(aliases.iter().map(String::as_str)) {
+                if let Some(other) = names.insert(name.into(), path.into()) {
+                    let message =
+                        format!("two models have the name `{name}`: {} and {}", path.display(), other.display());
+                    return Err(Failure::Usage(format!("{message}; give one another name: --model NAME=SOURCE")));
+                }
             }
+            Ok(())
+        };
+        for entry in entries.iter().filter(|entry| !is_gone(entry)) {
+            let new = settings.iter().find(|(other, _)| Arc::ptr_eq(other, entry)).map(|(_, new)| new.aliases.clone());
+            take(&entry.name, &new.unwrap_or_else(|| entry.settings().aliases), &load::path(&entry.lock().args))?;
         }
+        for entry in &new {
+            take(&loading::model_name(entry), &entry.settings.aliases, &load::path(&entry.args))?;
+        }
+        apply()?;
+        entries.retain(|entry| !is_gone(entry));
+        let new: Vec<_> = new.into_iter().map(|entry| Arc::new(self.entry(entry))).collect();
+        entries.extend(new.iter().cloned());
+        Ok(new)
+    }
+
+    /// An unloaded model.
+    fn entry(&self, entry: ModelEntry) -> Entry {
+        let name = loading::model_name(&entry);
         let metrics = Arc::new(self.resources.metrics.model(&name));
         metrics.set_loaded(false, 0);
         let ttl = entry.settings.session_ttl;
@@ -706,7 +768,7 @@ impl ModelPool {
             window: entry.settings.breaker_window,
             open: entry.settings.breaker_open,
         }));
-        entries.push(Arc::new(Entry {
+        Entry {
             name,
             metrics,
             sessions,
@@ -714,12 +776,12 @@ impl ModelPool {
             kv_namespaces: Arc::default(),
             breaker,
             batch_capacity: entry.settings.batch_tokens.max(entry.settings.max_seqs),
+            is_configured: AtomicBool::new(false),
             state: watch::Sender::new(ModelState::Unloaded),
             entry: Mutex::new(entry),
             last_used: Mutex::new(Instant::now()),
             waiting: AtomicUsize::new(0),
-        }));
-        Ok(())
+        }
     }
 
     /// Adds the models of a directory that are new.
@@ -765,10 +827,6 @@ fn detach_sessions(entry: &Entry, old: Option<Arc<ModelInstance>>) {
 
 fn has_name(entry: &Entry, name: &str) -> bool {
     &*entry.name == name || entry.lock().settings.aliases.iter().any(|alias| alias == name)
-}
-
-fn source(entry: &Entry) -> String {
-    load::path(&entry.lock().args).display().to_string()
 }
 
 fn session_limits(settings: &Settings) -> SessionLimits {

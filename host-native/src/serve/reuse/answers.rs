@@ -4,7 +4,7 @@
 //! byte of it, so an answer that was computed before is as good as a new one.
 
 use axum::http::{HeaderMap, header};
-use sha2::{Digest, Sha256};
+use sha2::Digest;
 use starling::draft::Speculation;
 use starling::engine::{FinishReason, Request};
 use starling::sampler::SamplingOptions;
@@ -18,8 +18,9 @@ use super::super::offload::offload;
 use super::super::queue::{Update, Updates};
 use super::super::state::unix_millis;
 use super::answer_file;
-use super::cache::{Cache, ReuseKey};
+use super::cache::Cache;
 use super::disk::AnswerDisk;
+use super::key::{Kind, ReuseKey};
 use super::shared_log::{Reader, SharedLog};
 
 /// Updates of a request, shared by its readers.
@@ -96,20 +97,21 @@ impl Answers {
         if !is_on || !requests.iter().all(is_determined) {
             return None;
         }
-        let mut digest = Sha256::new_with_prefix(instance.model_sha256);
-        digest.update(n.to_le_bytes());
-        digest.update(form.unwrap_or_default());
-        for request in requests {
-            let seed = if request.sampling.temperature == 0.0 { 0 } else { request.sampling.seed };
-            let sampling = SamplingOptions { seed, ..request.sampling.clone() };
-            // drafts change no byte, and the constraint is what `form` says
-            let (speculation, constraint) = (Speculation::default(), None);
-            let request = Request { sampling, speculation, constraint, ..request.clone() };
-            // every field is in the text, and equal requests have equal texts
-            digest.update(format!("{request:?}\n"));
-        }
-        let model = Arc::clone(&instance.name);
-        Some(ReuseKey { model, tenant: Arc::clone(tenant), digest: digest.finalize().into() })
+        Some(ReuseKey::new(instance, tenant, Kind::Answer, |digest| {
+            digest.update(n.to_le_bytes());
+            digest.update(form.unwrap_or_default());
+            for request in requests {
+                // a seed that is not used changes the receipt only, which names it
+                let is_used = request.sampling.temperature != 0.0 || request.receipt;
+                let seed = if is_used { request.sampling.seed } else { 0 };
+                let sampling = SamplingOptions { seed, ..request.sampling.clone() };
+                // drafts change no byte, and the constraint is what `form` says
+                let (speculation, constraint) = (Speculation::default(), None);
+                let request = Request { sampling, speculation, constraint, ..request.clone() };
+                // every field is in the text, and equal requests have equal texts
+                digest.update(format!("{request:?}\n"));
+            }
+        }))
     }
 
     /// The updates of an equal request that is in flight, or was answered.

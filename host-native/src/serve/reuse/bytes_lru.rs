@@ -31,11 +31,17 @@ impl<K: Hash + Eq, V> BytesLru<K, V> {
         if let Some((_, old)) = self.values.put(key, (value, n_bytes)) {
             self.n_bytes -= old;
         }
-        while self.n_bytes > self.limit {
-            let Some((_, (_, n_bytes))) = self.values.pop_lru() else { break };
-            self.n_bytes -= n_bytes;
+        while self.n_bytes > self.limit && !self.values.is_empty() {
+            self.pop_oldest();
             self.n_evicted += 1;
         }
+    }
+
+    /// Removes the least recently used value. Returns its bytes.
+    pub fn pop_oldest(&mut self) -> usize {
+        let n_bytes = self.values.pop_lru().map_or(0, |(_, (_, n_bytes))| n_bytes);
+        self.n_bytes -= n_bytes;
+        n_bytes
     }
 
     pub fn remove(&mut self, key: &K) -> Option<V> {

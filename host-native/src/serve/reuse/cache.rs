@@ -1,26 +1,10 @@
-//! Results that are kept, by tenant and model, within a number of bytes.
+//! Results that are kept, by tenant and model, within a number of bytes. Tenants have equal shares of them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use starling::receipt::Hex;
-
 use super::super::metrics::Metrics;
-use super::bytes_lru::BytesLru;
-
-/// Identifies a result: what it was computed from, and for whom.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct ReuseKey {
-    pub model: Arc<str>,
-    pub tenant: Arc<str>,
-    pub digest: [u8; 32],
-}
-
-impl ReuseKey {
-    /// The name of the result in `etag`.
-    pub fn etag(&self) -> String {
-        Hex(self.digest).to_string()
-    }
-}
+use super::key::ReuseKey;
+use super::tenant_lru::TenantLru;
 
 /// A cache of results.
 pub struct Cache<V> {
@@ -28,14 +12,14 @@ pub struct Cache<V> {
     name: &'static str,
     /// Whether anything is kept.
     pub is_on: bool,
-    values: Mutex<BytesLru<ReuseKey, V>>,
+    values: Mutex<TenantLru<V>>,
     pub metrics: Arc<Metrics>,
 }
 
 impl<V: Clone> Cache<V> {
     /// Keeps at most `limit` bytes.
     pub fn new(name: &'static str, limit: usize, metrics: Arc<Metrics>) -> Cache<V> {
-        Cache { name, is_on: limit > 0, values: Mutex::new(BytesLru::new(limit)), metrics }
+        Cache { name, is_on: limit > 0, values: Mutex::new(TenantLru::new(limit)), metrics }
     }
 
     pub fn get(&self, key: &ReuseKey) -> Option<V> {
@@ -66,11 +50,11 @@ impl<V: Clone> Cache<V> {
         (values.len(), values.n_bytes())
     }
 
-    fn publish(&self, values: &BytesLru<ReuseKey, V>) {
+    fn publish(&self, values: &TenantLru<V>) {
         self.metrics.set_kept(self.name, values.n_bytes(), values.n_evicted);
     }
 
-    fn lock(&self) -> MutexGuard<'_, BytesLru<ReuseKey, V>> {
+    fn lock(&self) -> MutexGuard<'_, TenantLru<V>> {
         self.values.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use super::super::kv_disk::{Error, KvDisk, MAX_PAGE, Namespace, Options, PageInfo, PageKey, Stats};
 use super::answer_file::{self, Updates};
-use super::cache::ReuseKey;
+use super::key::ReuseKey;
 
 /// Parts of a key in the directory: the digest of the request, one of all of [`ReuseKey`], the model's name, the tenant's.
 const DIGEST: std::ops::Range<usize> = 0..16;
@@ -31,8 +31,14 @@ impl AnswerDisk {
     /// # Errors
     /// If the directory cannot be used.
     pub fn open(path: &Path, quota: u64) -> Result<AnswerDisk, Error> {
-        let options =
-            Options { quota, max_page: MAX_PAGE, numerics_version: NUMERICS_VERSION, readers: 1, ..Options::default() };
+        let options = Options {
+            quota,
+            max_page: MAX_PAGE,
+            numerics_version: NUMERICS_VERSION,
+            readers: 1,
+            holder_of: tenant_of,
+            ..Options::default()
+        };
         Ok(AnswerDisk { store: KvDisk::open(path, options)? })
     }
 
@@ -81,6 +87,11 @@ impl AnswerDisk {
     }
 }
 
+/// The tenant of an answer: each has a share of the directory.
+fn tenant_of(PageKey(key): &PageKey) -> u32 {
+    u32::from_le_bytes([key[TENANT.start], key[TENANT.start + 1], key[TENANT.start + 2], key[TENANT.start + 3]])
+}
+
 /// First bytes of a name's hash.
 fn tag(name: &str) -> [u8; 4] {
     let digest: [u8; 32] = Sha256::digest(name).into();
@@ -113,6 +124,23 @@ mod tests {
 
     fn key(model: &str, tenant: &str, n: u8) -> ReuseKey {
         ReuseKey { model: Arc::from(model), tenant: Arc::from(tenant), digest: [n; 32] }
+    }
+
+    #[tokio::test]
+    async fn a_tenant_evicts_its_own_answers_once_it_has_its_share() {
+        let path = std::env::temp_dir().join(format!("starling-answer-shares-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        let disk = AnswerDisk::open(&path, 40 << 10).unwrap();
+        let put = |key: &ReuseKey| {
+            disk.put(key, vec![7; 4000]);
+            assert!(disk.flush_within(LIMIT));
+        };
+        put(&key("m", "a", 0));
+        (0..40).for_each(|n| put(&key("m", "b", n)));
+        let has = |key: &ReuseKey| disk.store.contains(&name(key).0);
+        assert!(has(&key("m", "a", 0)) && has(&key("m", "b", 39)) && !has(&key("m", "b", 0)));
+        drop(disk);
+        std::fs::remove_dir_all(path).unwrap();
     }
 
     #[tokio::test]

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use sha2::{Digest, Sha256};
+use sha2::Digest;
 
 use super::super::metrics::Metrics;
 use super::super::models::instance::ModelInstance;
-use super::cache::{Cache, ReuseKey};
+use super::cache::Cache;
+use super::key::{Kind, ReuseKey};
 
 /// The embeddings that are kept.
 pub struct Embeddings {
@@ -30,11 +31,10 @@ impl Embeddings {
         if !self.kept.is_on {
             return None;
         }
-        let mut digest = Sha256::new_with_prefix(instance.model_sha256);
-        digest.update(dimensions.unwrap_or(0).to_le_bytes());
-        tokens.iter().for_each(|token| digest.update(token.to_le_bytes()));
-        let (model, tenant) = (Arc::clone(&instance.name), Arc::clone(tenant));
-        Some(ReuseKey { model, tenant, digest: digest.finalize().into() })
+        Some(ReuseKey::new(instance, tenant, Kind::Embedding, |digest| {
+            digest.update(dimensions.unwrap_or(0).to_le_bytes());
+            tokens.iter().for_each(|token| digest.update(token.to_le_bytes()));
+        }))
     }
 
     pub fn find(&self, key: &ReuseKey) -> Option<Arc<[f32]>> {

@@ -1,9 +1,10 @@
 //! Responses that outlive their connection: one with `Idempotency-Key` is computed once, and a stream that was cut goes on from
 //! the event that the client names in `Last-Event-ID`.
 //!
-//! Such a response is read by a task of its own into a log, and every connection reads the log.
+//! Such a response is read by a task of its own into a log, and every connection reads the log. When room is short, responses of
+//! the tenant that has most of it are forgotten: see [`share`](super::super::share).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
@@ -23,6 +24,7 @@ use tracing::Instrument;
 
 use super::super::api::body::read_body;
 use super::super::api::error::{HttpError, REQUEST_ID};
+use super::super::share;
 use super::super::state::{Caller, Server};
 use super::super::trace::Trace;
 use super::shared_log::{Reader, SharedLog};
@@ -56,12 +58,30 @@ struct Stream {
     until: Option<Instant>,
 }
 
-#[derive(Default)]
 struct Inner {
     /// By tenant and key.
-    once: HashMap<(Arc<str>, String), Once>,
+    once: HashMap<OnceKey, Once>,
     /// By ID.
     streams: HashMap<Arc<str>, Stream>,
+    max_responses: usize,
+    max_bytes: usize,
+}
+
+/// Tenant and key.
+type OnceKey = (Arc<str>, String);
+
+impl Default for Inner {
+    fn default() -> Inner {
+        let (once, streams) = (HashMap::new(), HashMap::new());
+        Inner { once, streams, max_responses: MAX_RESPONSES, max_bytes: MAX_BYTES }
+    }
+}
+
+/// A response that may be forgotten.
+#[derive(Debug, Clone, PartialEq)]
+enum Name {
+    Once(OnceKey),
+    Stream(Arc<str>),
 }
 
 /// The responses that are kept.
@@ -79,18 +99,13 @@ impl KeptResponses {
         let mut inner = self.lock();
         inner.once.retain(|_, once| once.until > now);
         inner.streams.retain(|_, stream| stream.until.is_none_or(|until| until > now));
-        // of complete ones, those that expire first make room
-        while inner.n_bytes() > MAX_BYTES {
-            let complete = inner.once.iter().filter(|(_, once)| once.kept().is_some_and(|kept| kept.body.is_closed()));
-            let Some(key) = complete.min_by_key(|(_, once)| once.until).map(|(key, _)| key.clone()) else { break };
-            inner.once.remove(&key);
-        }
+        inner.shrink();
     }
 
     /// Number of responses that are kept, and their bytes.
     pub fn size(&self) -> (usize, usize) {
         let inner = self.lock();
-        (inner.once.len() + inner.streams.len(), inner.n_bytes())
+        (inner.len(), inner.n_bytes())
     }
 }
 
@@ -102,9 +117,59 @@ impl Once {
 }
 
 impl Inner {
+    fn len(&self) -> usize {
+        self.once.len() + self.streams.len()
+    }
+
     fn n_bytes(&self) -> usize {
-        let of_once = self.once.values().filter_map(Once::kept).map(|kept| kept.body.n_bytes());
-        of_once.chain(self.streams.values().map(|stream| stream.response.body.n_bytes())).sum()
+        self.all().map(|(_, _, n_bytes)| n_bytes).sum()
+    }
+
+    /// Name, tenant and bytes of each response, of those that are complete with the end of their time.
+    fn all(&self) -> impl Iterator<Item = ((Name, Option<Instant>), &str, usize)> {
+        let once = self.once.iter().map(|(key, once)| {
+            let kept = once.kept();
+            let until = kept.as_ref().filter(|kept| kept.body.is_closed()).map(|_| once.until);
+            ((Name::Once(key.clone()), until), &*key.0, kept.map_or(0, |kept| kept.body.n_bytes()))
+        });
+        let streams = self.streams.iter().map(|(id, stream)| {
+            ((Name::Stream(Arc::clone(id)), stream.until), &*stream.tenant, stream.response.body.n_bytes())
+        });
+        once.chain(streams)
+    }
+
+    fn remove(&mut self, name: &Name) {
+        match name {
+            Name::Once(key) => drop(self.once.remove(key)),
+            Name::Stream(id) => drop(self.streams.remove(id)),
+        }
+    }
+
+    /// Makes room for one more response of a tenant. Returns whether there is.
+    fn make_room(&mut self, tenant: &str) -> bool {
+        if self.len() < self.max_responses {
+            return true;
+        }
+        let mut held = BTreeMap::from([(tenant, 1)]);
+        self.all().for_each(|(_, tenant, _)| *held.entry(tenant).or_default() += 1);
+        let complete = self.all().filter_map(|((name, until), tenant, _)| Some((name, tenant, until?)));
+        let Some(name) = share::victim(complete, &held, tenant) else { return false };
+        self.remove(&name);
+        true
+    }
+
+    /// Forgets complete responses of tenants that have more than their share of the bytes, those first that expire first.
+    fn shrink(&mut self) {
+        while self.n_bytes() > self.max_bytes {
+            let mut held: BTreeMap<&str, usize> = BTreeMap::new();
+            self.all().for_each(|(_, tenant, n_bytes)| *held.entry(tenant).or_default() += n_bytes);
+            let share = self.max_bytes / held.len().max(1);
+            let has_more = |tenant: &str| held.get(tenant).is_some_and(|n_bytes| *n_bytes > share);
+            let complete = self.all().filter(|(_, tenant, n_bytes)| *n_bytes > 0 && has_more(tenant));
+            let complete = complete.filter_map(|((name, until), tenant, _)| Some((name, tenant, until?)));
+            let Some(name) = share::victim(complete, &held, "") else { break };
+            self.remove(&name);
+        }
     }
 }
 
@@ -154,17 +219,18 @@ async fn once(
     let key = (Arc::clone(&caller.tenant.name), text.to_string());
     let (parts, body) = request.into_parts();
     let bytes = read_body(server, body).await?;
-    let digest =
+    let digest: [u8; 32] =
         Sha256::new_with_prefix(parts.uri.to_string()).chain_update([0]).chain_update(&bytes).finalize().into();
     let (first, mut response) = {
         let mut inner = server.kept.lock();
-        match inner.once.get(&key).filter(|once| once.until > Instant::now()) {
-            Some(once) if once.digest != digest => {
+        let known = inner.once.get(&key).filter(|once| once.until > Instant::now());
+        match known.map(|once| (once.digest == digest, once.response.clone())) {
+            Some((false, _)) => {
                 let message = "this Idempotency-Key came with another request before";
                 return Err(ApiError::new(409, "invalid_request_error", message).code("idempotency_mismatch"));
             }
-            Some(once) => (None, once.response.clone()),
-            None if inner.once.len() + inner.streams.len() >= MAX_RESPONSES => {
+            Some((true, response)) => (None, response),
+            None if !inner.make_room(&key.0) => {
                 let message = format!("{MAX_RESPONSES} responses are kept for Idempotency-Key; try again later");
                 return Err(ApiError::unavailable(message).code("too_many_keys"));
             }
@@ -197,7 +263,7 @@ async fn once(
 /// Runs a request to its end. A response that asks to try again is given to those that wait for it, and not kept.
 async fn run_once(
     server: &Arc<Server>,
-    key: (Arc<str>, String),
+    key: OnceKey,
     request: Request,
     next: Next,
     sender: watch::Sender<Option<Arc<Kept>>>,
@@ -248,7 +314,7 @@ fn keep_stream(server: &Arc<Server>, caller: &Caller, id: Arc<str>, response: Re
     let window = server.settings().resume_window;
     {
         let mut inner = server.kept.lock();
-        if inner.once.len() + inner.streams.len() >= MAX_RESPONSES {
+        if !inner.make_room(&stream.tenant) {
             // it cannot be resumed
             return Response::from_parts(kept.head.clone(), body);
         }
@@ -323,5 +389,70 @@ impl hyper::body::Body for LogBody {
             return Poll::Ready(Some(Ok(Frame::data(first))));
         }
         Poll::Ready(ready!(self.reader.poll_next(context)).map(|data| Ok(Frame::data(data))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn once(n_bytes: Option<usize>) -> Once {
+        let head = Response::new(Body::empty()).into_parts().0;
+        let body = SharedLog::new();
+        if let Some(n_bytes) = n_bytes {
+            body.push(Bytes::new(), n_bytes);
+            body.close();
+        }
+        let response = watch::channel(Some(Arc::new(Kept { head, body }))).1;
+        Once { digest: [0; 32], response, until: Instant::now() + Duration::from_secs(60) }
+    }
+
+    fn key(tenant: &str, key: usize) -> OnceKey {
+        (tenant.into(), key.to_string())
+    }
+
+    fn n_of(inner: &Inner, tenant: &str) -> usize {
+        inner.once.keys().filter(|(of, _)| &**of == tenant).count()
+    }
+
+    #[tokio::test]
+    async fn keys_of_a_tenant_make_room_for_its_own() {
+        let mut inner = Inner { max_responses: 10, ..Inner::default() };
+        inner.once.insert(key("a", 0), once(Some(1)));
+        for i in 0..50 {
+            assert!(inner.make_room("b"), "{i}");
+            inner.once.insert(key("b", i), once(Some(1)));
+            assert_eq!((n_of(&inner, "a"), inner.len()), (1, (i + 2).min(10)), "{i}");
+        }
+        for i in 1..50 {
+            assert!(inner.make_room("a"), "{i}");
+            inner.once.insert(key("a", i), once(Some(1)));
+        }
+        assert_eq!((n_of(&inner, "a"), n_of(&inner, "b")), (5, 5));
+        // requests that still run are not forgotten, and do not cost others theirs
+        let mut inner = Inner { max_responses: 4, ..Inner::default() };
+        inner.once.insert(key("a", 0), once(Some(1)));
+        for i in 0..3 {
+            assert!(inner.make_room("b"));
+            inner.once.insert(key("b", i), once(None));
+        }
+        assert_eq!((inner.make_room("b"), n_of(&inner, "a")), (false, 1));
+    }
+
+    #[tokio::test]
+    async fn large_responses_of_a_tenant_cost_no_other_its_keys() {
+        let mut inner = Inner { max_bytes: 1000, ..Inner::default() };
+        inner.once.insert(key("a", 0), once(Some(400)));
+        for i in 0..9 {
+            inner.once.insert(key("b", i), once(Some(400)));
+        }
+        inner.shrink();
+        assert_eq!((n_of(&inner, "a"), n_of(&inner, "b"), inner.n_bytes()), (1, 1, 800));
+        inner.once.insert(key("b", 10), once(None));
+        inner.once.insert(key("b", 11), once(Some(900)));
+        inner.shrink();
+        assert!(n_of(&inner, "a") == 1 && inner.n_bytes() <= 1000);
     }
 }

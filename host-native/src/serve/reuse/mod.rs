@@ -7,11 +7,13 @@ mod cache;
 mod disk;
 mod embeddings;
 mod kept;
+mod key;
 mod shared_log;
+mod tenant_lru;
 
 pub use answers::{AnswerReader, Answers, Found, Reuse};
-pub use cache::ReuseKey;
 pub use disk::AnswerDisk;
 pub use embeddings::Embeddings;
 pub use kept::{KeptResponses, keep};
+pub use key::ReuseKey;
 pub use shared_log::Reader;

@@ -14,6 +14,8 @@
 mod cipher;
 mod files;
 mod index;
+mod overlay;
+mod queued;
 mod record;
 mod session_row;
 mod store;

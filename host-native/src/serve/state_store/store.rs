@@ -19,7 +19,7 @@ use crate::serve::state::unix_millis;
 pub struct Options {
     /// Maximum bytes of a tenant's answers.
     pub answers_quota: u64,
-    /// Maximum bytes that wait to be written.
+    /// Maximum bytes that wait to be written; tenants share them.
     pub max_queued: usize,
 }
 
@@ -89,11 +89,7 @@ impl StateStore {
     /// Writes a row in place of what has its ID. Does not wait. Writes happen in the order of the calls.
     pub fn put(&self, id: RowId, value: Vec<u8>, created: u64, expires: u64) -> Written {
         let info = RowInfo { created, expires, n_bytes: value.len() };
-        let n_bytes = value.len();
-        if self.shared.queued.fetch_add(n_bytes, Ordering::Relaxed).saturating_add(n_bytes)
-            > self.shared.options.max_queued
-        {
-            self.shared.queued.fetch_sub(n_bytes, Ordering::Relaxed);
+        if !self.shared.queued.add(&id.tenant, value.len(), self.shared.options.max_queued) {
             self.shared.counters.failed.fetch_add(1, Ordering::Relaxed);
             let (done, written) = oneshot::channel();
             let _ = done.send(Err(StateError::Busy));
@@ -136,7 +132,7 @@ impl StateStore {
         let database = self.shared.database.read().unwrap_or_else(PoisonError::into_inner);
         let database = database.as_ref().ok_or_else(|| read(&"the file is not open"))?;
         let row = self.shared.cipher.row_key(&record::name(id));
-        let Some(sealed) = writer::read_row(database, &row).map_err(|e| read(&e))? else { return Ok(None) };
+        let Some(sealed) = writer::read_row(database.database(), &row).map_err(|e| read(&e))? else { return Ok(None) };
         let bytes = self.shared.cipher.open(&row, &sealed).map_err(|_| read(&"a row is damaged"))?;
         let (_, _, at) = record::decode(&bytes).map_err(|_| read(&"a row is malformed"))?;
         Ok(Some(bytes[at..].to_vec()))

@@ -364,6 +364,31 @@ fn the_store_goes_on_after_a_failed_write() {
     assert!(store.counts().1 > 0);
 }
 
+/// A full disk: what was written before is read meanwhile.
+#[test]
+fn rows_are_read_while_the_file_cannot_be_written() {
+    for is_torn in [false, true] {
+        let probe = faulty(usize::MAX, 0, false);
+        let opened = with_backend(&probe).unwrap();
+        put(&opened, session("a"), value(5000)).unwrap();
+        let n_calls = probe.calls.load(Ordering::Relaxed);
+        drop(opened);
+        // each of the calls of the next write is the first that fails, and no later one succeeds
+        for at in n_calls..n_calls + 3 {
+            let backend = faulty(at, usize::MAX, is_torn);
+            let store = with_backend(&backend).unwrap();
+            put(&store, session("a"), value(5000)).unwrap();
+            for i in 0..3 {
+                let result = put(&store, session("b"), value(7000 + i));
+                assert!(matches!(result, Err(StateError::Write(_))), "{at} {is_torn}: {result:?}");
+                assert_eq!(store.read(&session("a")), Ok(Some(value(5000))), "{at} {is_torn}");
+                assert!(store.read(&session("b")).is_ok(), "{at} {is_torn}");
+                assert!(store.list(Kind::Session, None).iter().any(|(id, _)| *id == session("a")));
+            }
+        }
+    }
+}
+
 #[test]
 fn a_full_queue_refuses() {
     let directory = TempDir::new();

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -14,6 +14,8 @@ use tokio::sync::oneshot;
 
 use super::cipher::{KeyId, RowKey};
 use super::index::Index;
+use super::overlay::Overlay;
+use super::queued::Queued;
 use super::record;
 use super::store::Options;
 use super::{Cipher, OpenError, RowId, RowInfo, StateError};
@@ -30,6 +32,9 @@ const CACHE_BYTES: usize = 8 << 20;
 const MAX_BATCH: usize = 256;
 /// Time after a failed write before the file is opened again; writes fail meanwhile.
 const REOPEN_WAIT: Duration = Duration::from_secs(1);
+
+/// Makes another file of a file.
+type Wrap = fn(Box<dyn StorageBackend>) -> std::io::Result<Box<dyn StorageBackend>>;
 
 /// Opens the file.
 pub type Opener = Box<dyn Fn() -> std::io::Result<Box<dyn StorageBackend>> + Send + Sync>;
@@ -62,15 +67,31 @@ pub struct Counters {
     pub failed: AtomicU64,
 }
 
+/// The open file.
+pub enum Open {
+    /// To read and write.
+    Writable(Database),
+    /// To read only, after a failed write, until the file is opened again: see [`Overlay`].
+    Readable(Database),
+}
+
+impl Open {
+    pub fn database(&self) -> &Database {
+        match self {
+            Open::Writable(database) | Open::Readable(database) => database,
+        }
+    }
+}
+
 /// What the store and its thread share.
 pub struct Shared {
-    /// `None` after a failed write, until the file is open again.
-    pub database: RwLock<Option<Database>>,
+    /// `None` if the file can be neither written nor read.
+    pub database: RwLock<Option<Open>>,
     index: Mutex<Index>,
     pub cipher: Cipher,
     pub options: Options,
     /// Bytes that wait to be written.
-    pub queued: AtomicUsize,
+    pub queued: Queued,
     pub counters: Counters,
     path: PathBuf,
     opener: Opener,
@@ -83,15 +104,13 @@ impl Shared {
             index: Mutex::default(),
             cipher,
             options,
-            queued: AtomicUsize::new(0),
+            queued: Queued::default(),
             counters: Counters::default(),
             path: path.to_owned(),
             opener,
         };
-        // of a damaged file redb promises errors; were it to panic, that is one, too
-        let opened = catch_unwind(AssertUnwindSafe(|| shared.open_file(true)));
-        let (database, index) = opened.unwrap_or_else(|_| Err(shared.damaged("its pages contradict each other")))?;
-        shared.database = RwLock::new(Some(database));
+        let (database, index) = shared.open_file(|file| Ok(file), true)?;
+        shared.database = RwLock::new(Some(Open::Writable(database)));
         shared.index = Mutex::new(index);
         Ok(shared)
     }
@@ -100,10 +119,16 @@ impl Shared {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the file and reads all rows.
-    fn open_file(&self, is_checked: bool) -> Result<(Database, Index), OpenError> {
+    /// Opens the file, or what `wrap` makes of it, and reads all rows.
+    fn open_file(&self, wrap: Wrap, is_checked: bool) -> Result<(Database, Index), OpenError> {
+        // of a damaged file redb promises errors; were it to panic, that is one, too
+        let opened = catch_unwind(AssertUnwindSafe(|| self.try_open(wrap, is_checked)));
+        opened.unwrap_or_else(|_| Err(self.damaged("its pages contradict each other")))
+    }
+
+    fn try_open(&self, wrap: Wrap, is_checked: bool) -> Result<(Database, Index), OpenError> {
         let io = |source| OpenError::Io { path: self.path.clone(), source };
-        let backend = (self.opener)().map_err(io)?;
+        let backend = (self.opener)().and_then(wrap).map_err(io)?;
         let is_new = backend.len().map_err(io)? == 0;
         let mut builder = Builder::new();
         builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(is_checked);
@@ -236,8 +261,8 @@ pub fn run(shared: &Shared, jobs: &Receiver<Job>) {
 fn finish(shared: &Shared, batch: Vec<Job>, result: &Result<(), StateError>) {
     for job in batch {
         let done = match job {
-            Job::Put { value, done, .. } => {
-                shared.queued.fetch_sub(value.len(), Ordering::Relaxed);
+            Job::Put { id, value, done, .. } => {
+                shared.queued.remove(&id.tenant, value.len());
                 done
             }
             Job::Delete { done, .. } | Job::Expire { done, .. } => done,
@@ -273,25 +298,43 @@ fn write(shared: &Shared, batch: &[Job]) -> Result<(), StateError> {
         tracing::error!("state-dir: {} cannot be written: {e}", shared.path.display());
         StateError::Write(e.to_string().into())
     };
-    let is_open = shared.database.read().unwrap_or_else(PoisonError::into_inner).is_some();
-    if !is_open {
-        let opened = shared.open_file(false).map_err(|e| failed(&e))?;
-        *shared.index() = opened.1;
-        *shared.database.write().unwrap_or_else(PoisonError::into_inner) = Some(opened.0);
+    let is_writable =
+        matches!(&*shared.database.read().unwrap_or_else(PoisonError::into_inner), Some(Open::Writable(_)));
+    if !is_writable {
+        let opened = shared.open_file(|file| Ok(file), false).map_err(|e| failed(&e))?;
+        set_open(shared, Some((Open::Writable(opened.0), opened.1)));
     }
     if batch.iter().all(|job| matches!(job, Job::Flush(_))) {
         return Ok(());
     }
     let committed = {
         let database = shared.database.read().unwrap_or_else(PoisonError::into_inner);
-        database.as_ref().map_or(Err(redb::Error::DatabaseClosed), |database| commit(shared, database, batch))
+        database.as_ref().map_or(Err(redb::Error::DatabaseClosed), |open| commit(shared, open.database(), batch))
     };
     if let Err(e) = committed {
-        // waits for those who read
-        drop(shared.database.write().unwrap_or_else(PoisonError::into_inner).take());
+        set_open(shared, None);
+        read_on(shared);
         return Err(failed(&e));
     }
     Ok(())
+}
+
+/// Replaces the open file and the index of its rows; `None` closes it, and the index stays. Waits for those who read.
+fn set_open(shared: &Shared, opened: Option<(Open, Index)>) {
+    let mut open = shared.database.write().unwrap_or_else(PoisonError::into_inner);
+    drop(open.take());
+    if let Some((database, index)) = opened {
+        *shared.index() = index;
+        *open = Some(database);
+    }
+}
+
+/// Opens the file to read, after a failed write: redb reads nothing more from a file that it could not write.
+fn read_on(shared: &Shared) {
+    match shared.open_file(|file| Ok(Box::new(Overlay::new(file)?)), false) {
+        Ok((database, index)) => set_open(shared, Some((Open::Readable(database), index))),
+        Err(e) => tracing::error!("state-dir: {e}"),
+    }
 }
 
 fn commit(shared: &Shared, database: &Database, batch: &[Job]) -> Result<(), redb::Error> {

@@ -18,6 +18,7 @@ use starling_api::output::OutputPlan;
 use starling_api::parts::AnswerWriter;
 use starling_api::stream::Framing;
 
+use super::super::super::admin::Administrator;
 use super::super::super::state::{Caller, Server};
 use super::super::answer::{Delivery, SystemClock, respond};
 use super::super::body::Body;
@@ -118,9 +119,10 @@ async fn load_only(
     match what {
         LoadOrUnload::Load => drop(server.model(Some(name), None, caller).await?),
         LoadOrUnload::Unload => {
-            caller.check_manages(server)?;
             let entry = server.pool.find(Some(name))?;
+            caller.rights.check_loads(entry.settings().pin)?;
             server.pool.unload(&entry, false).await;
+            Administrator::of_caller(caller, server).log("unload model", &entry.name, Ok(()));
         }
     }
     let clock = SystemClock { start: caller.arrival };

@@ -148,7 +148,7 @@ pub async fn show(
         (key("attention.head_count_kv"), json!(config.n_head_kv())),
     ];
     let show = OllamaShow {
-        modelfile: format!("FROM {}\n", instance.source),
+        modelfile: format!("FROM {}\n", instance.name),
         template: instance.template.source().into(),
         parameters: String::new(),
         details: details(Some(&instance)),

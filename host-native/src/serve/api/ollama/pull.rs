@@ -15,22 +15,14 @@ use starling_api::ollama::models::{
     OllamaCopyRequest, OllamaCreateRequest, OllamaDeleteRequest, OllamaProgress, OllamaPullRequest,
 };
 use starling_api::ollama::request::model_name;
+use tokio::sync::{Semaphore, oneshot};
 
+use super::super::super::admin::Administrator;
 use super::super::super::admin::settings::entry_of;
 use super::super::super::state::{Caller, Server};
 use super::super::body::Body;
 use super::super::error::{ApiError, HttpError, json, request_id};
 use crate::models;
-
-/// Refuses callers that may not change the models of the server.
-fn check_manager(caller: &Caller) -> Result<(), ApiError> {
-    if caller.is_manager {
-        return Ok(());
-    }
-    let message = "models are added and removed with the key of an administrator (--admin-key-file), or from this \
-                   machine if the server has no keys";
-    Err(ApiError::new(StatusCode::FORBIDDEN.as_u16(), "permission_error", message).code("not_allowed"))
-}
 
 /// The source of a name as Ollama's clients write it: `hf.co/OWNER/REPO:QUANT` is `hf:OWNER/REPO:QUANT`.
 fn source_of(name: &str) -> String {
@@ -54,7 +46,7 @@ pub async fn pull(
     caller: Caller,
     Body(body): Body<OllamaPullRequest>,
 ) -> Result<Response, HttpError> {
-    check_manager(&caller)?;
+    caller.rights.check_manages()?;
     if body.insecure == Some(true) {
         return Err(ApiError::unsupported("insecure", "insecure: downloads are always verified").into());
     }
@@ -62,15 +54,15 @@ pub async fn pull(
     let source = source_of(&body.model);
     let bytes = Arc::new(PulledBytes::default());
     let watched = Arc::clone(&bytes);
+    let administrator = Administrator::of_caller(&caller, &server);
     let work = async move {
         if known {
             return Ok(());
         }
-        let watch = move |n, total| watched.add(n, total);
-        let pulled = tokio::task::spawn_blocking(move || models::pull(&source, &watch));
-        let pulled = pulled.await.map_err(|_| ApiError::internal("the download panicked; see the log"))?;
-        let (name, source) = pulled.map_err(|e| ApiError::param("model", e.to_string()).code("pull_failed"))?;
-        add(&server, &name, source.into())
+        let pulled = download(source.clone(), watched).await;
+        let result = pulled.and_then(|(name, source)| add(&server, &name, source.into()));
+        log(&administrator, "pull model", &source, &result);
+        result
     };
     if body.stream == Some(false) {
         work.await?;
@@ -79,7 +71,27 @@ pub async fn pull(
     Ok(progress("pulling manifest", bytes, work))
 }
 
-/// Bytes of a download.
+/// Maximum downloads at once; further ones wait.
+const MAX_PULLS: usize = 4;
+static PULLS: Semaphore = Semaphore::const_new(MAX_PULLS);
+
+/// Downloads a model on a thread of its own: a hub that sends nothing must not hold the blocking threads, on which the server
+/// does everything else. Returns the model's name and source.
+async fn download(source: String, bytes: Arc<PulledBytes>) -> Result<(String, String), ApiError> {
+    let failed = |_| ApiError::internal("the download panicked; see the log");
+    let turn = PULLS.acquire().await.map_err(|_| ApiError::internal("no more downloads"))?;
+    let (sender, pulled) = oneshot::channel();
+    let work = move || {
+        // also if the client leaves
+        let _turn = turn;
+        let _ = sender.send(models::pull(&source, &|n, total| bytes.add(n, total)));
+    };
+    let thread = std::thread::Builder::new().name("starling-pull".into()).spawn(work);
+    thread.map_err(|e| ApiError::unavailable(format!("no thread for the download: {e}")))?;
+    pulled.await.map_err(failed)?.map_err(|e| ApiError::param("model", e.to_string()).code("pull_failed"))
+}
+
+/// Bytes of a download; a total of 0 is not known.
 #[derive(Default)]
 struct PulledBytes {
     completed: AtomicU64,
@@ -96,8 +108,9 @@ impl PulledBytes {
     /// The line about them; `None` before the download begins.
     fn line(&self) -> Option<OllamaProgress> {
         let [completed, total] = [&self.completed, &self.total].map(|n| n.load(Ordering::Relaxed));
-        let line = OllamaProgress { total: Some(total), completed: Some(completed), ..OllamaProgress::new("pulling") };
-        (total > 0).then_some(line)
+        let total = Some(total).filter(|total| *total > 0);
+        let line = OllamaProgress { total, completed: Some(completed), ..OllamaProgress::new("pulling") };
+        (total.is_some() || completed > 0).then_some(line)
     }
 }
 
@@ -147,6 +160,11 @@ fn progress(
     ([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response()
 }
 
+/// Logs what was done to a model.
+fn log(administrator: &Administrator, action: &str, model: &str, result: &Result<(), ApiError>) {
+    administrator.log(action, model, result.as_ref().map(|()| ()).map_err(|e| e.message.as_str()));
+}
+
 /// Adds a model under a name; the first request loads it.
 fn add(server: &Server, name: &str, source: std::path::PathBuf) -> Result<(), ApiError> {
     let entry = entry_of(&server.pool.configuration(), name, source, &toml::Table::new())?;
@@ -176,8 +194,10 @@ pub async fn copy(
     caller: Caller,
     Body(body): Body<OllamaCopyRequest>,
 ) -> Result<StatusCode, HttpError> {
-    check_manager(&caller)?;
-    copy_model(&server, &body.source, &body.destination)?;
+    caller.rights.check_manages()?;
+    let result = copy_model(&server, &body.source, &body.destination);
+    log(&Administrator::of_caller(&caller, &server), "copy model", &body.destination, &result);
+    result?;
     Ok(StatusCode::OK)
 }
 
@@ -197,8 +217,10 @@ pub async fn create(
     caller: Caller,
     Body(body): Body<OllamaCreateRequest>,
 ) -> Result<Response, HttpError> {
-    check_manager(&caller)?;
-    copy_model(&server, body.source()?, &body.model)?;
+    caller.rights.check_manages()?;
+    let result = copy_model(&server, body.source()?, &body.model);
+    log(&Administrator::of_caller(&caller, &server), "create model", &body.model, &result);
+    result?;
     if body.stream == Some(false) {
         return Ok(json(StatusCode::OK, &OllamaProgress::new("success")));
     }
@@ -219,9 +241,10 @@ pub async fn delete(
     caller: Caller,
     Body(body): Body<OllamaDeleteRequest>,
 ) -> Result<StatusCode, HttpError> {
-    check_manager(&caller)?;
+    caller.rights.check_manages()?;
     let entry = server.pool.find(Some(model_name(&body.model))).map_err(ApiError::from)?;
     server.pool.remove(&entry).await;
+    log(&Administrator::of_caller(&caller, &server), "remove model", &entry.name, &Ok(()));
     Ok(StatusCode::OK)
 }
 

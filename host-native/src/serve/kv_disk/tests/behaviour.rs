@@ -305,7 +305,7 @@ fn keyed() {
 /// The order of eviction holds when the clock stands still or goes back.
 #[test]
 fn order_of_use() {
-    let mut table = Table::new();
+    let mut table = Table::new(|_| 0);
     table.insert_scanned(key(3), 1, u64::MAX, 50);
     for (i, now) in [(0, 100), (1, 100), (2, 90)] {
         table.insert_written(key(i), 10, now);

@@ -41,8 +41,8 @@ impl Shared {
         Shared {
             io,
             format,
+            index: Mutex::new(Index { table: Table::new(options.holder_of), queued: HashSet::new() }),
             options,
-            index: Mutex::new(Index { table: Table::new(), queued: HashSet::new() }),
             queued_bytes: AtomicUsize::new(0),
             reads: ReadQueue::default(),
             counters: Counters::default(),
