@@ -1,5 +1,6 @@
 //! State that all handlers share, and the caller of a request.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,7 +15,9 @@ use super::api::error::{ApiError, HttpError, request_id};
 use super::audit::AuditLog;
 use super::auth::{Client, Keys, Tenant};
 use super::config::{Live, Settings};
+use super::connection_memory::{ConnectionMemory, HeldMemory};
 use super::failures::SharedFailures;
+use super::fair_turns::FairTurns;
 use super::metrics::Metrics;
 use super::model_metrics::Snapshot;
 use super::models::instance::ModelInstance;
@@ -44,6 +47,10 @@ pub struct Server {
     pub embeddings: Embeddings,
     /// Responses that outlive their connection.
     pub kept: KeptResponses,
+    /// Lists of stored answers.
+    pub lists: Arc<FairTurns>,
+    /// Memory that all connections hold.
+    pub memory: Arc<ConnectionMemory>,
     /// Verifies signed requests.
     pub verifier: Verifier,
     /// Who did what; `None`: it is not recorded.
@@ -152,6 +159,8 @@ pub struct Caller {
     /// Slot that the request names.
     pub slot: Arc<OnceLock<usize>>,
     pub usage: Arc<Usage>,
+    /// Memory that the request and its response hold.
+    pub memory: Arc<HeldMemory>,
     /// The policy on texts, if the server has one.
     pub policy: Option<Arc<TextPolicy>>,
     /// Answers that are used again.
@@ -162,6 +171,8 @@ pub struct Caller {
     pub found: Arc<OnceLock<Found>>,
     /// Whether the caller may add and remove models: an administrator, or a local client of a server without keys.
     pub is_manager: bool,
+    /// The highest priority of its requests across tenants.
+    pub max_priority: Priority,
     /// ID of a stream that the client may resume.
     pub stream_id: Option<Arc<str>>,
 }
@@ -170,12 +181,19 @@ pub struct Caller {
 const MAX_NAME: usize = 256;
 
 impl Caller {
-    pub fn new(client: Client, server: &Server, headers: &HeaderMap, query: Option<&str>) -> Caller {
+    pub fn new(
+        client: Client,
+        server: &Server,
+        address: Option<IpAddr>,
+        headers: &HeaderMap,
+        query: Option<&str>,
+    ) -> Caller {
         let autoload = query.unwrap_or_default().split('&').find_map(|pair| pair.strip_prefix("autoload="));
         let text = |name: &str| {
             let value = headers.get(name)?.to_str().ok()?;
             (!value.is_empty() && value.len() <= MAX_NAME).then(|| value.to_string())
         };
+        let memory = Arc::new(server.memory.part(Some(Arc::clone(&client.tenant.name)), address));
         Caller {
             tenant: client.tenant,
             key_id: client.id,
@@ -189,11 +207,13 @@ impl Caller {
             ignored: Arc::default(),
             slot: Arc::default(),
             usage: Arc::default(),
+            memory,
             policy: (*server.policy.get()).clone(),
             reuse: Arc::clone(&server.answers),
             reuses: Reuse::of(headers),
             found: Arc::default(),
             is_manager: false,
+            max_priority: Priority::Normal,
             stream_id: (!server.settings().resume_window.is_zero()).then(|| random_id("").into()),
         }
     }
@@ -219,7 +239,8 @@ impl Caller {
         Err(ApiError::new(403, "permission_error", message).code("not_allowed"))
     }
 
-    /// The flow of a request. Without API keys the fairness id is the tenant; with keys, which a client cannot choose, it
+    /// The flow of a request: its priority among those of its tenant is free, across tenants it is at most that of the key.
+    /// Without API keys the fairness id is the tenant; with keys, which a client cannot choose, it
     /// only separates sessions of the key's tenant.
     pub fn flow(&self, session: Option<&str>, priority: Option<Priority>) -> Flow {
         let fairness = self.fairness.as_deref();
@@ -233,7 +254,9 @@ impl Caller {
             _ => Priority::Normal,
         };
         let session = session.or(self.session.as_deref()).or(fairness.filter(|_| self.has_key)).map(Into::into);
-        Flow { tenant, share: self.tenant.share, session, priority: priority.unwrap_or_else(objective) }
+        let rank = priority.unwrap_or_else(objective);
+        // higher priorities are smaller
+        Flow { tenant, share: self.tenant.share, session, priority: rank.max(self.max_priority), rank }
     }
 }
 

@@ -91,7 +91,7 @@ fn info(entry: &Entry) -> ModelInfo {
         status: status.value,
         error: status.error,
         source: entry.source(),
-        breaker: entry.breaker.name(),
+        breaker: entry.breaker_name(),
         pinned: settings.pin,
         idle_seconds: entry.idle_time().as_secs_f64(),
         loaded: entry.instance().map(|instance| {

@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 
 use super::super::auth::Keys;
 use super::super::config::{LIVE, ModelEntry, TABLE};
+use super::super::connection_memory::MemoryLimits;
 use super::super::models::loading;
 use super::super::models::pool::{Entry, ModelPool, SwapOptions};
 use super::super::start::{log_filter, read_policy};
@@ -85,6 +86,7 @@ pub async fn reload(server: &Arc<Server>) -> Result<Reloaded, Failure> {
     let directory = new.settings.models_dir.clone();
     gone.retain(|entry| directory.is_none() || entry.source().is_none_or(|path| path.parent() != directory.as_deref()));
     set_all(server, new, models).map_err(Failure::Usage)?;
+    server.memory.set_limits(MemoryLimits::new(&server.settings(), &keys));
     server.keys.set(keys);
     server.policy.set(policy);
     if let (Some(live), Some(keys)) = (&server.admin_keys, admin_keys) {

@@ -80,7 +80,8 @@ pub struct Entry {
     pub journal: Option<Arc<SessionJournal>>,
     /// Namespaces of its KV pages on disk, of all loads.
     kv_namespaces: Arc<Mutex<Vec<Namespace>>>,
-    pub breaker: Arc<Breaker>,
+    /// Counts the loads for requests that failed by the model's fault.
+    loads: Arc<Breaker>,
     /// Largest `batch_tokens` that may be set while the model serves: as configured.
     pub batch_capacity: usize,
     state: watch::Sender<ModelState>,
@@ -101,6 +102,12 @@ impl Entry {
             ModelState::Loaded(instance) => Some(Arc::clone(instance)),
             _ => None,
         }
+    }
+
+    /// State of the circuit breaker: that of the loaded model, or else that of its loads.
+    pub fn breaker_name(&self) -> &'static str {
+        let of_instance = self.instance().map(|instance| instance.breaker.name());
+        of_instance.filter(|name| *name != "closed").unwrap_or_else(|| self.loads.name())
     }
 
     /// Namespaces of its KV pages on disk, of all loads; none if it was never loaded.
@@ -170,7 +177,6 @@ impl Entry {
             sessions: Arc::clone(&self.sessions),
             journal: self.journal.clone(),
             kv_namespaces: Arc::clone(&self.kv_namespaces),
-            breaker: Arc::clone(&self.breaker),
             batch_capacity: self.batch_capacity,
         }
     }
@@ -239,6 +245,18 @@ impl From<PoolError> for ApiError {
 }
 
 impl PoolError {
+    /// Whether a load failed by the model itself: not by its path, the memory of the server, or a setting.
+    fn is_models_fault(&self) -> bool {
+        match self {
+            PoolError::Load { cause, .. } => matches!(
+                **cause,
+                Failure::Model { .. } | Failure::Incomplete { .. } | Failure::DraftModel { .. } | Failure::Weights(_)
+            ),
+            PoolError::SelfTest { .. } => true,
+            _ => false,
+        }
+    }
+
     /// The code of the error in the API, and the label `reason` in metrics.
     pub const fn code(&self) -> &'static str {
         match self {
@@ -377,8 +395,6 @@ impl ModelPool {
     ) -> Result<Arc<ModelInstance>, PoolError> {
         let entry = self.find_version(name, key)?;
         entry.touch();
-        let refused = |wait| PoolError::Broken { name: Arc::clone(&entry.name), wait };
-        entry.breaker.admit(Instant::now()).map_err(refused)?;
         if let Some(instance) = entry.instance() {
             return Ok(instance);
         }
@@ -388,7 +404,21 @@ impl ModelPool {
         }
         let waiting = Waiting::begin(&entry, settings.load_queue)?;
         let (pool, loading) = (Arc::clone(self), Arc::clone(&entry));
-        let load = tokio::spawn(async move { pool.load(&loading).await });
+        let refused = |wait| PoolError::Broken { name: Arc::clone(&entry.name), wait };
+        let trial = match entry.state().is_changing() {
+            true => None,
+            false => entry.loads.admit(&entry.name, Instant::now()).map_err(refused)?,
+        };
+        let load = tokio::spawn(async move {
+            let result = pool.load(&loading).await;
+            match &result {
+                Ok(_) => loading.loads.success(&loading.name),
+                Err(e) if e.is_models_fault() => loading.loads.model_fault(Vec::new(), Instant::now()),
+                Err(_) => {}
+            }
+            drop(trial);
+            result
+        });
         let result = tokio::time::timeout(settings.load_wait, load).await;
         drop(waiting);
         match result {
@@ -454,7 +484,6 @@ impl ModelPool {
         entry.metrics.load_finished(result.is_ok(), start.elapsed());
         if let Err(e) = &result {
             tracing::error!(model = &*entry.name, "{e}");
-            entry.breaker.fault(Instant::now());
         }
         result
     }
@@ -601,7 +630,7 @@ impl ModelPool {
             if is_idle && self.change.try_lock().is_ok() {
                 entry.unload_idle("idle");
             }
-            entry.metrics.set_breaker(entry.breaker.name());
+            entry.metrics.set_breaker(entry.breaker_name());
             let Some(instance) = entry.instance() else { continue };
             if instance.is_busy() {
                 entry.touch();
@@ -701,18 +730,14 @@ impl ModelPool {
         let journal = self.resources.state.as_ref().map(|store| Arc::new(SessionJournal::new(store, &name, ttl)));
         let removals = journal.clone().map(|journal| journal as Arc<dyn Journal>);
         let sessions = Arc::new(Sessions::new(session_limits(&entry.settings), removals));
-        let breaker = Arc::new(Breaker::new(BreakerLimits {
-            faults: entry.settings.breaker_faults,
-            window: entry.settings.breaker_window,
-            open: entry.settings.breaker_open,
-        }));
+        let loads = Arc::new(Breaker::new(BreakerLimits::new(&entry.settings)));
         entries.push(Arc::new(Entry {
             name,
             metrics,
             sessions,
             journal,
             kv_namespaces: Arc::default(),
-            breaker,
+            loads,
             batch_capacity: entry.settings.batch_tokens.max(entry.settings.max_seqs),
             state: watch::Sender::new(ModelState::Unloaded),
             entry: Mutex::new(entry),
@@ -754,7 +779,7 @@ impl ModelPool {
 }
 
 fn load_panicked(entry: &Entry) -> PoolError {
-    let cause = Failure::Usage("the load panicked; see the log".into());
+    let cause = Failure::Weights("the load panicked; see the log".into());
     PoolError::Load { name: Arc::clone(&entry.name), cause: Arc::new(cause) }
 }
 
