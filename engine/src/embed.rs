@@ -1,7 +1,8 @@
 //! Embeddings: texts to vectors, with encoders or with decoders whose hidden states are pooled.
 //!
 //! A batch is several whole texts without padding; attention does not cross texts. No state remains after a batch, so a
-//! host may batch texts of several requests. A vector does not depend on the other texts.
+//! host may batch texts of several requests. A vector does not depend on the other texts. A batch may be computed layer by
+//! layer ([`Embedder::advance`]), so that a host can do other work in between; the vectors are the same.
 //!
 //! ```text
 //! h = hidden states of the text's tokens after the final norm
@@ -136,6 +137,16 @@ pub struct Embedder {
     scratch: Scratch,
     projections: ProjectionScratch,
     classifier: ProjectionScratch,
+    /// The batch that is computed layer by layer.
+    begun: Option<Begun>,
+}
+
+/// A batch between two of its layers.
+#[derive(Debug, Clone, Copy)]
+struct Begun {
+    n_tokens: usize,
+    /// The next layer.
+    layer: usize,
 }
 
 impl Embedder {
@@ -157,7 +168,7 @@ impl Embedder {
         let projections = model.projection_scratch(options.max_texts)?;
         let classifier = model.classifier_scratch(options.max_texts)?;
         let quick_tokens = options.batch_tokens.min(QUICK_TOKENS.saturating_mul(pool.threads()));
-        Ok(Embedder { model, options, quick_tokens, kv, memory, pages, scratch, projections, classifier })
+        Ok(Embedder { model, options, quick_tokens, kv, memory, pages, scratch, projections, classifier, begun: None })
     }
 
     /// The model that the embedder runs.
@@ -247,11 +258,49 @@ impl Embedder {
         texts: &[Text<'_>],
         sink: &mut dyn FnMut(usize, Option<&[f32]>),
     ) -> Result<(), RequestError> {
+        self.begin(texts)?;
+        while !self.advance(cpu, pool, texts, usize::MAX, sink) {}
+        Ok(())
+    }
+
+    /// Begins a batch that [`Embedder::advance`] computes. One that was not finished is given up.
+    ///
+    /// # Errors
+    /// As [`Embedder::embed`].
+    pub fn begin(&mut self, texts: &[Text<'_>]) -> Result<(), RequestError> {
+        self.begun = None;
         texts.iter().try_for_each(|text| self.check(text))?;
         let fit = self.count(texts.iter().map(|t| t.tokens.len()), self.options.batch_tokens);
         if fit < texts.len() {
             return Err(RequestError::NoCapacity { what: "texts in one batch", needed: texts.len(), free: fit });
         }
+        let n_states = texts.len().min(self.memory.states.n_slots());
+        (0..n_states as u32).for_each(|slot| self.memory.states.slot_mut(slot).fill(0.0));
+        self.begun = Some(Begun { n_tokens: n_tokens(texts), layer: 0 });
+        Ok(())
+    }
+
+    /// Layers of the model, the parts in which a batch can be computed.
+    pub fn n_layers(&self) -> usize {
+        self.model.config.n_layer()
+    }
+
+    /// Computes the next `n_layers` layers, at least one, of the batch that was begun with `texts`. After the last it calls
+    /// `sink` as [`Embedder::embed`] and returns true.
+    ///
+    /// # Panics
+    /// If no batch was begun, or with texts of another length.
+    pub fn advance(
+        &mut self,
+        cpu: Cpu,
+        pool: &dyn Pool,
+        texts: &[Text<'_>],
+        n_layers: usize,
+        sink: &mut dyn FnMut(usize, Option<&[f32]>),
+    ) -> bool {
+        let Some(begun) = self.begun.filter(|begun| begun.n_tokens == n_tokens(texts)) else {
+            panic!("the batch was not begun with these texts")
+        };
         let mut pages = &self.pages[..];
         let mut runs = Vec::with_capacity(texts.len());
         for text in texts {
@@ -261,14 +310,20 @@ impl Embedder {
             pages = others;
         }
         if runs.is_empty() {
-            return Ok(());
+            self.begun = None;
+            return true;
         }
         let d = self.model.config.n_embd;
-        let n_states = runs.len().min(self.memory.states.n_slots());
-        (0..n_states as u32).for_each(|slot| self.memory.states.slot_mut(slot).fill(0.0));
         let kv = KvRef { layout: &self.kv, memory: &mut self.memory };
         let exec = Exec { cpu, pool };
-        let states = self.model.states(exec, &runs, kv, &mut self.scratch);
+        let end = begun.layer.saturating_add(n_layers.max(1)).min(self.model.config.n_layer());
+        self.model.states_part(exec, &runs, kv, &mut self.scratch, begun.layer..end);
+        self.begun = Some(Begun { layer: end, ..begun });
+        if end < self.model.config.n_layer() {
+            return false;
+        }
+        self.begun = None;
+        let states = self.model.final_states(exec, &runs, &mut self.scratch);
         let (mut vectors, mut left) = (Vec::with_capacity(texts.len()), states);
         for text in texts {
             let (rows, others) = left.split_at_mut(text.tokens.len() * d);
@@ -292,8 +347,12 @@ impl Embedder {
         for (i, v) in vectors.iter().enumerate() {
             sink(i, v.iter().all(|v| v.is_finite()).then_some(v));
         }
-        Ok(())
+        true
     }
+}
+
+fn n_tokens(texts: &[Text<'_>]) -> usize {
+    texts.iter().map(|text| text.tokens.len()).sum()
 }
 
 /// Pools the hidden states of a text, rows of `d` values, in place; keeps all rows with [`Pooling::None`].

@@ -46,8 +46,8 @@ GROUPS = {
     "Results that are used again": "response-cache response-cache-disk response-cache-disk-size share-identical embedding-cache"
     " resume-window idempotency-window",
     "KV cache on disk": "kv-disk kv-disk-key-file kv-disk-size slot-save-path slot-save-size",
-    "Connections": "max-body max-header header-timeout body-timeout write-timeout sse-keep-alive max-connections"
-    " max-connections-per-address",
+    "Connections": "max-body max-header header-timeout body-timeout body-rate write-timeout sse-keep-alive max-connections"
+    " max-connections-per-address connection-memory connection-memory-share",
     "Administration": "admin-key-file admin-listen manage-without-keys config watch-config print-config audit-log audit-key-file audit-log-size"
     " audit-log-files",
     "Logs, metrics, traces": "log-level log-format metrics-compat otlp-endpoint worker-id callback-url",

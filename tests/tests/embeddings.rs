@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use starling::embed::{Pooling, Text};
+use starling::embed::{Embedder, Pooling, Text};
 use starling::engine::{Engine, EngineOptions, Request};
 use starling::error::{LoadError, RequestError};
 use starling::gguf::{Gguf, TensorInfo, Value};
@@ -126,6 +126,20 @@ fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|v| v.to_bits()).collect()
 }
 
+/// The vectors of a text that is computed `n_layers` layers at a time, after a batch that was given up.
+fn by_layers(e: &mut Embedder, text: &Text<'_>, n_layers: usize) -> Vec<f32> {
+    let (texts, cpu, mut vectors) = ([*text], Cpu::SCALAR, Vec::new());
+    e.begin(&texts).expect("a valid text");
+    assert_eq!(e.advance(cpu, &Inline, &texts, n_layers, &mut |_, _| {}), n_layers >= e.n_layers());
+    e.begin(&texts).expect("a valid text");
+    let mut n_parts = 1;
+    while !e.advance(cpu, &Inline, &texts, n_layers, &mut |_, v| vectors = v.expect("finite numbers").to_vec()) {
+        n_parts += 1;
+    }
+    assert_eq!(n_parts, e.n_layers().div_ceil(n_layers));
+    vectors
+}
+
 #[test]
 fn a_text_has_the_same_vectors_alone_and_in_any_batch() {
     for model in models() {
@@ -153,6 +167,8 @@ fn a_text_has_the_same_vectors_alone_and_in_any_batch() {
                 for (text, got) in forms.iter().zip(&all) {
                     let want = embed(&mut alone, Cpu::SCALAR, &Inline, &[*text]);
                     prop_assert_eq!(bits(got), bits(&want[0]));
+                    let n_layers = 1 + threads % 3;
+                    prop_assert_eq!(bits(got), bits(&by_layers(&mut alone, text, n_layers)));
                     let rows = if text.pooling == Pooling::None { text.tokens.len() } else { 1 };
                     prop_assert_eq!(got.len(), rows * text.dimensions.unwrap_or(text.pooling.width(&model)));
                     for v in got.chunks(got.len() / rows).filter(|_| text.normalise) {

@@ -25,6 +25,7 @@ pub mod openai;
 pub mod output;
 pub mod parse;
 pub mod parts;
+pub mod pieces;
 pub mod rerank;
 pub mod responses;
 pub mod shared;

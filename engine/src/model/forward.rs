@@ -165,19 +165,33 @@ impl Model {
         self.layers(&mut pass, runs, kv.memory, s);
     }
 
-    /// Runs a batch of whole texts whose keys and values no later batch reads, so that pages of
-    /// [`Config::batch_kv_layout`](super::Config::batch_kv_layout) suffice. Returns the hidden states after the final norm, (rows, n_embd).
+    /// Runs some layers of a batch of whole texts whose keys and values no later batch reads, so that pages of
+    /// [`Config::batch_kv_layout`](super::Config::batch_kv_layout) suffice. The layers of a batch are run in order, each once;
+    /// between two parts nothing else may use `kv` and `s`. [`Model::final_states`] comes after the last.
     ///
     /// # Panics
     /// As [`Model::forward`].
-    pub fn states<'s>(&self, exec: Exec<'_>, runs: &[Run<'_>], kv: KvRef<'_>, s: &'s mut Scratch) -> &'s mut [f32] {
-        let (spans, states) = (self.assign_slots(runs, &mut s.attention), self.state_spans(runs));
+    pub fn states_part(&self, exec: Exec<'_>, runs: &[Run<'_>], kv: KvRef<'_>, s: &mut Scratch, layers: Range<usize>) {
+        // what `assign_slots` computes stays in the scratch memory
+        let spans = if layers.start == 0 { self.assign_slots(runs, &mut s.attention) } else { spans(runs) };
+        let states = self.state_spans(runs);
         let mut pass = self.pass(exec, (&spans, &states), kv.layout, None);
-        self.layers(&mut pass, runs, kv.memory, s);
-        let len = pass.n * self.config.n_embd;
+        if layers.start == 0 {
+            self.begin_layers(&mut pass, runs, s);
+        }
+        let is_last = layers.end == self.config.n_layer();
+        self.run_layers(layers, &mut pass, kv.memory, s);
+        if is_last {
+            self.end_layers(&pass, s);
+        }
+    }
+
+    /// The hidden states of a batch after the final norm, (rows, n_embd), once all layers were run.
+    pub fn final_states<'s>(&self, exec: Exec<'_>, runs: &[Run<'_>], s: &'s mut Scratch) -> &'s mut [f32] {
+        let len = runs.iter().map(|run| run.tokens.len()).sum::<usize>() * self.config.n_embd;
         let (x, h) = (&mut s.x[..len], &mut s.h[..len]);
         let Some(norm) = &self.weights.final_norm else { return x };
-        pass.rows.norm(norm, x, self.config.n_embd, h);
+        self.rows(exec).norm(norm, x, self.config.n_embd, h);
         h
     }
 
@@ -206,8 +220,15 @@ impl Model {
         RowOps { cpu, pool, kind: self.config.norm, eps: self.config.norm_eps }
     }
 
-    /// Embeds the tokens of the batch and runs them through all layers; the residual stream is in `s.x`.
+    /// Runs the batch through all layers; the residual stream is in `s.x`.
     fn layers(&self, pass: &mut ForwardPass<'_, '_>, runs: &[Run<'_>], memory: &mut KvMemory, s: &mut Scratch) {
+        self.begin_layers(pass, runs, s);
+        self.run_layers(0..self.config.n_layer(), pass, memory, s);
+        self.end_layers(pass, s);
+    }
+
+    /// Embeds the tokens of the batch: the residual streams before the first layer.
+    fn begin_layers(&self, pass: &mut ForwardPass<'_, '_>, runs: &[Run<'_>], s: &mut Scratch) {
         let (d, n) = (self.config.n_embd, pass.n);
         assert!(n <= s.max_rows, "the batch has more rows than the scratch memory");
         self.embed(pass.rows.cpu, runs, s);
@@ -235,7 +256,11 @@ impl Model {
         if let Some(low) = &self.weights.low_state {
             pass.begin_passes(low, s);
         }
-        for i in 0..self.config.n_layer() {
+    }
+
+    fn run_layers(&self, layers: Range<usize>, pass: &mut ForwardPass<'_, '_>, memory: &mut KvMemory, s: &mut Scratch) {
+        let (d, n) = (self.config.n_embd, pass.n);
+        for i in layers {
             match &self.layer(i).order {
                 ResidualOrder::AltUp(altup) => pass.altup_block(i, altup, memory, s),
                 ResidualOrder::Serial => pass.serial_block(i, memory, s),
@@ -254,6 +279,11 @@ impl Model {
                 pass.end_pass(end, s);
             }
         }
+    }
+
+    /// The residual stream after the last layer.
+    fn end_layers(&self, pass: &ForwardPass<'_, '_>, s: &mut Scratch) {
+        let (d, n) = (self.config.n_embd, pass.n);
         if let Some(altup) = &self.weights.altup {
             pass.merge_streams(altup, s);
         }
@@ -271,10 +301,8 @@ impl Model {
     /// RoPE variant of the model.
     fn assign_slots<'r>(&self, runs: &[Run<'r>], s: &mut AttentionScratch) -> Vec<Span<'r>> {
         let pairs = self.config.rope_pairs();
-        let mut spans = Vec::with_capacity(runs.len());
         s.slots.clear();
         for run in runs {
-            spans.push(Span { row: s.slots.len(), n: run.tokens.len(), pos: run.pos, pages: run.pages });
             for pos in run.pos..run.pos + run.tokens.len() {
                 for (i, rotary) in s.rotary.iter().enumerate() {
                     let at = (s.slots.len() * s.rotary.len() + i) * pairs;
@@ -287,7 +315,7 @@ impl Model {
                 s.slots.push(Slot { page: run.pages[pos / PAGE], token: (pos % PAGE) as u32 });
             }
         }
-        spans
+        spans(runs)
     }
 
     /// The residual stream before the first layer.
@@ -376,6 +404,17 @@ impl Model {
         }
         Output { hidden, logits, n_embd: d, n_vocab: c.n_vocab }
     }
+}
+
+/// The rows of each sequence of a batch.
+fn spans<'r>(runs: &[Run<'r>]) -> Vec<Span<'r>> {
+    let mut row = 0;
+    let span = |run: &Run<'r>| {
+        let n = run.tokens.len();
+        row += n;
+        Span { row: row - n, n, pos: run.pos, pages: run.pages }
+    };
+    runs.iter().map(span).collect()
 }
 
 /// The rows of a batch that want logits: the last `n_logits` of each run.

@@ -232,7 +232,14 @@ impl Tokenizer {
     /// normalisation, e.g. lower-casing, is not undone. Ids outside the vocabulary are skipped.
     pub fn decode(&self, ids: &[u32], options: DecodeOptions) -> Vec<u8> {
         let mut bytes = Vec::new();
-        let mut at_start = match &self.algorithm {
+        self.decode_part(ids, options, &mut true, &mut bytes);
+        bytes
+    }
+
+    /// Decodes the next tokens of a text and appends their bytes. `is_first` is true at the start of the text; it becomes
+    /// false with the first token of text. The bytes of all parts together are those of [`Tokenizer::decode`].
+    pub fn decode_part(&self, ids: &[u32], options: DecodeOptions, is_first: &mut bool, bytes: &mut Vec<u8>) {
+        let strips_space = match &self.algorithm {
             Algorithm::ByteLevel(_) | Algorithm::Greedy(_) => false,
             Algorithm::SentencePiece(spm) => spm.add_space_prefix,
             Algorithm::WordPiece(_) => true,
@@ -244,13 +251,12 @@ impl Tokenizer {
                 continue;
             }
             let mut piece = self.piece(id).unwrap_or_default();
-            if at_start && !special {
+            if strips_space && *is_first && !special {
                 piece = piece.strip_prefix(b" ").unwrap_or(piece);
-                at_start = false;
+                *is_first = false;
             }
             bytes.extend_from_slice(piece);
         }
-        bytes
     }
 
     /// The bytes that a token decodes to; for control tokens, their text. `None` if the id is outside the vocabulary.

@@ -13,6 +13,7 @@ use starling::receipt::Hex;
 use subtle::{Choice, ConstantTimeEq};
 
 use super::config::Settings;
+use super::scheduler::Priority;
 use super::signature::MIN_SECRET_BYTES;
 use crate::error::Failure;
 use crate::tokens::text_file;
@@ -45,6 +46,8 @@ pub struct Client {
     /// Names the credential in the audit log, without revealing it.
     pub id: Arc<str>,
     pub tenant: Arc<Tenant>,
+    /// The highest priority across tenants; `None`: that of [`Keys::max_priority`].
+    max_priority: Option<Priority>,
 }
 
 /// What a request came with.
@@ -58,7 +61,9 @@ pub enum Credential<'a> {
 }
 
 /// Form of a line in a file of keys.
-const LINE: &str = "KEY, cert:NAME or hmac:ID:SECRET, then [TENANT [SHARE]]";
+const LINE: &str = "KEY, cert:NAME or hmac:ID:SECRET, then [TENANT [SHARE]] [max-priority=high|normal|low]";
+/// Option of a line: the highest priority across tenants.
+const MAX_PRIORITY: &str = "max-priority=";
 
 impl Proof {
     /// The proof in the first word of a line, and the id of its client.
@@ -82,13 +87,26 @@ impl Proof {
     }
 }
 
+/// The value of the option `max-priority`.
+fn max_priority(options: &[&str]) -> Result<Option<Priority>, String> {
+    let [option] = options else {
+        let n = options.len();
+        return if n == 0 { Ok(None) } else { Err(format!("found {n} times `{MAX_PRIORITY}`, expected one")) };
+    };
+    let name = &option[MAX_PRIORITY.len()..];
+    let found = Priority::ALL.into_iter().find(|priority| priority.name() == name);
+    found.map(Some).ok_or_else(|| format!("found {option:?}, expected {MAX_PRIORITY}high, normal or low"))
+}
+
 /// Reads a file of keys.
 fn read_keys(path: &Path, settings: &Settings) -> Result<Vec<(Proof, Client)>, Failure> {
     let text = text_file(path)?;
     let wrong = |i: usize, what: String| Failure::Usage(format!("{}: line {}: {what}", path.display(), i + 1));
     let mut clients = Vec::new();
     for (i, line) in text.lines().enumerate() {
-        let mut words = line.split_whitespace();
+        let (options, words): (Vec<&str>, Vec<&str>) =
+            line.split_whitespace().partition(|word| word.starts_with(MAX_PRIORITY));
+        let mut words = words.into_iter();
         let Some(first) = words.next().filter(|first| !first.starts_with('#')) else { continue };
         let (proof, id) = Proof::parse(first).map_err(|what| wrong(i, what))?;
         if clients.iter().any(|(_, known): &(Proof, Client)| known.id == id) {
@@ -106,7 +124,9 @@ fn read_keys(path: &Path, settings: &Settings) -> Result<Vec<(Proof, Client)>, F
         if let Some(word) = words.next() {
             return Err(wrong(i, format!("found a fourth field {word:?}, expected {LINE}")));
         }
-        clients.push((proof, Client { id, tenant: Arc::new(Tenant::new(&name, share, settings)) }));
+        let max_priority = max_priority(&options).map_err(|what| wrong(i, what))?;
+        let tenant = Arc::new(Tenant::new(&name, share, settings));
+        clients.push((proof, Client { id, tenant, max_priority }));
     }
     if clients.is_empty() {
         return Err(Failure::Usage(format!("{}: found no key, expected lines of {LINE}", path.display())));
@@ -148,7 +168,8 @@ impl Keys {
         let mut clients = Vec::new();
         if let Some(key) = settings.api_key.as_deref().filter(|key| !key.is_empty()) {
             let (proof, id) = Proof::parse(key).map_err(|what| Failure::Usage(format!("api-key: {what}")))?;
-            clients.push((proof, Client { id, tenant: Arc::new(Tenant::new(ANYONE, 1, settings)) }));
+            let tenant = Arc::new(Tenant::new(ANYONE, 1, settings));
+            clients.push((proof, Client { id, tenant, max_priority: None }));
         }
         if let Some(path) = &settings.api_key_file {
             clients.extend(read_keys(path, settings)?);
@@ -169,6 +190,21 @@ impl Keys {
     /// Whether requests need a credential.
     pub fn are_needed(&self) -> bool {
         !self.clients.is_empty() || self.any_certificate
+    }
+
+    /// Whether requests can be of different tenants.
+    pub fn has_several_tenants(&self) -> bool {
+        let mut names = self.clients.iter().map(|(_, client)| &client.tenant.name);
+        let anyone = self.any_certificate.then_some(&self.anyone.tenant.name);
+        let first = names.next().or(anyone);
+        names.chain(anyone).any(|name| Some(name) != first)
+    }
+
+    /// The highest priority that requests of a client have across tenants. Without the option of its key it is normal; on a
+    /// server of one tenant, high.
+    pub fn max_priority(&self, client: &Client) -> Priority {
+        let default = || if self.has_several_tenants() { Priority::Normal } else { Priority::High };
+        client.max_priority.unwrap_or_else(default)
     }
 
     /// The client with a credential; anyone if none is needed. Compares with all keys in constant time.
@@ -210,7 +246,7 @@ impl Keys {
 
 impl Client {
     fn anyone(settings: &Settings) -> Client {
-        Client { id: ANYONE.into(), tenant: Arc::new(Tenant::new(ANYONE, 1, settings)) }
+        Client { id: ANYONE.into(), tenant: Arc::new(Tenant::new(ANYONE, 1, settings)), max_priority: None }
     }
 }
 
@@ -370,11 +406,28 @@ mod tests {
     }
 
     #[test]
+    fn a_key_has_a_highest_priority_across_tenants() {
+        let priority = |text: &str, key: &str| {
+            let keys = keys(text).unwrap();
+            keys.max_priority(&keys.client(Some(Credential::Key(key))).unwrap())
+        };
+        let text = "sk-1 alice 3 max-priority=high\nsk-2 bob max-priority=low\nmax-priority=high sk-3\nsk-4 carol 2\n";
+        let found = ["sk-1", "sk-2", "sk-3", "sk-4"].map(|key| priority(text, key));
+        assert_eq!(found, [Priority::High, Priority::Low, Priority::High, Priority::Normal]);
+        // of one tenant, nobody else waits
+        assert_eq!(priority("sk-1 alice\nsk-2 alice 1", "sk-1"), Priority::High);
+        let open = Keys::new(&Settings::default()).unwrap();
+        assert_eq!(open.max_priority(&open.client(None).unwrap()), Priority::High);
+    }
+
+    #[test]
     fn an_invalid_line_is_reported_with_its_number() {
         let cases = [
             ("k t x", "line 1: found share \"x\""),
             ("\nk t 1 2", "line 2"),
             ("#", "no key"),
+            ("k t max-priority=urgent", "line 1: found \"max-priority=urgent\""),
+            ("k max-priority=low max-priority=high", "line 1: found 2 times"),
             ("hmac:a:short", "line 1: expected hmac:ID:SECRET"),
             ("hmac:a:0123456789abcdef\nhmac:a:0123456789abcdeg", "line 2: found `hmac:a` again"),
         ];

@@ -1,9 +1,20 @@
 //! Circuit breaker of a model: after repeated faults requests are refused at once for a while, rather than each after its
 //! time limit. Then single requests try whether the model answers again.
+//!
+//! Each tenant has a circuit of its own, and the model has one for all tenants:
+//!
+//! - A missed deadline opens the circuit of its tenant only: the request may have been too long.
+//! - A lost worker counts for each tenant whose requests it had. It opens the circuit of the tenants that had requests in
+//!   most of the faults. The circuit of the model opens when no single tenant explains the faults: for each tenant there are
+//!   enough of them without its requests.
+//!
+//! The trial of an open circuit is taken by work that can end it with an answer. Dropping [`Trial`] gives it back.
 
-use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use super::config::Settings;
 
 /// When a breaker opens.
 #[derive(Debug, Clone, Copy)]
@@ -15,75 +26,195 @@ pub struct BreakerLimits {
     pub open: Duration,
 }
 
+/// Maximum number of faults that are kept, the latest, and of open circuits.
+const MAX_KEPT: usize = 4096;
+/// Maximum number of tenants of one fault.
+const MAX_TENANTS: usize = 256;
+
+impl BreakerLimits {
+    pub fn new(settings: &Settings) -> BreakerLimits {
+        let Settings { breaker_faults: faults, breaker_window: window, breaker_open: open, .. } = *settings;
+        BreakerLimits { faults, window, open }
+    }
+}
+
 #[derive(Debug)]
 pub struct Breaker {
     limits: BreakerLimits,
     state: Mutex<State>,
 }
 
+#[derive(Debug, Default)]
+struct State {
+    /// Recent faults, the oldest first.
+    faults: VecDeque<Fault>,
+    /// Circuits that are not closed.
+    circuits: BTreeMap<Scope, Circuit>,
+    n_trials: u64,
+}
+
+/// Whose requests a circuit refuses: a tenant's, or all (`None`).
+type Scope = Option<Arc<str>>;
+
 #[derive(Debug)]
-enum State {
-    /// Requests pass; the times of recent faults.
-    Closed(VecDeque<Instant>),
+struct Fault {
+    at: Instant,
+    /// Tenants that may have caused it.
+    tenants: Vec<Arc<str>>,
+    /// Whether a worker was lost, rather than a deadline missed.
+    is_worker: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Circuit {
     /// Requests are refused until then.
     Open(Instant),
-    /// One request was let through at this time.
-    HalfOpen(Instant),
+    /// The request of this number was let through at this time.
+    HalfOpen(u64, Instant),
+}
+
+/// The right of one request to try a model whose circuit was open.
+#[derive(Debug)]
+pub struct Trial {
+    breaker: Arc<Breaker>,
+    number: u64,
+}
+
+impl Drop for Trial {
+    /// Without an answer or a fault the next request may try.
+    fn drop(&mut self) {
+        let now = Instant::now();
+        for circuit in self.breaker.lock().circuits.values_mut() {
+            if matches!(circuit, Circuit::HalfOpen(number, _) if *number == self.number) {
+                *circuit = Circuit::Open(now);
+            }
+        }
+    }
+}
+
+impl Fault {
+    fn involves(&self, tenant: &str) -> bool {
+        self.tenants.iter().any(|other| **other == *tenant)
+    }
+}
+
+impl Circuit {
+    /// The time for which requests are refused, if they are.
+    fn wait(self, now: Instant, open: Duration) -> Option<Duration> {
+        let until = match self {
+            Circuit::Open(until) => until,
+            // a trial that takes long is followed by another
+            Circuit::HalfOpen(_, since) => since + open,
+        };
+        (now < until).then(|| until - now)
+    }
 }
 
 impl Breaker {
     pub fn new(limits: BreakerLimits) -> Breaker {
-        Breaker { limits, state: Mutex::new(State::Closed(VecDeque::new())) }
+        Breaker { limits, state: Mutex::default() }
     }
 
-    /// Whether a request may pass.
+    /// Lets a request of a tenant pass that will end with [`Breaker::success`], a fault, or neither. If a circuit was open,
+    /// the request is its trial as long as the value lives.
     ///
     /// # Errors
     /// The time after which to try again.
-    pub fn admit(&self, now: Instant) -> Result<(), Duration> {
+    pub fn admit(self: &Arc<Self>, tenant: &Arc<str>, now: Instant) -> Result<Option<Trial>, Duration> {
         let mut state = self.lock();
-        match *state {
-            State::Closed(_) => Ok(()),
-            State::Open(until) if now < until => Err(until - now),
-            // a trial that never ended is followed by another
-            State::HalfOpen(since) if now < since + self.limits.open => Err(since + self.limits.open - now),
-            State::Open(_) | State::HalfOpen(_) => {
-                *state = State::HalfOpen(now);
-                Ok(())
-            }
+        let scopes = [None, Some(Arc::clone(tenant))];
+        let found: Vec<_> =
+            scopes.into_iter().filter_map(|scope| Some((*state.circuits.get(&scope)?, scope))).collect();
+        if let Some(wait) = found.iter().filter_map(|(circuit, _)| circuit.wait(now, self.limits.open)).max() {
+            return Err(wait);
+        }
+        if found.is_empty() {
+            return Ok(None);
+        }
+        state.n_trials += 1;
+        let number = state.n_trials;
+        for (_, scope) in found {
+            state.circuits.insert(scope, Circuit::HalfOpen(number, now));
+        }
+        Ok(Some(Trial { breaker: Arc::clone(self), number }))
+    }
+
+    /// Whether the circuit of all tenants is closed, or open for so long that a request may try. Takes no trial.
+    ///
+    /// # Errors
+    /// The time after which to try again.
+    pub fn check(&self, now: Instant) -> Result<(), Duration> {
+        let circuit = self.lock().circuits.get(&None).copied();
+        circuit.and_then(|circuit| circuit.wait(now, self.limits.open)).map_or(Ok(()), Err)
+    }
+
+    /// Notes a request of a tenant that missed its deadline.
+    pub fn deadline_missed(&self, tenant: &Arc<str>, now: Instant) {
+        self.fault(vec![Arc::clone(tenant)], false, now);
+    }
+
+    /// Notes a fault of the model, such as a lost worker, with the tenants whose requests it had.
+    pub fn model_fault(&self, tenants: Vec<Arc<str>>, now: Instant) {
+        self.fault(tenants, true, now);
+    }
+
+    fn fault(&self, mut tenants: Vec<Arc<str>>, is_worker: bool, now: Instant) {
+        if self.limits.faults == 0 {
+            return;
+        }
+        tenants.sort();
+        tenants.dedup();
+        tenants.truncate(MAX_TENANTS);
+        let mut state = self.lock();
+        let window = self.limits.window;
+        state.faults.retain(|fault| now.saturating_duration_since(fault.at) <= window);
+        if state.faults.len() == MAX_KEPT {
+            state.faults.pop_front();
+        }
+        state.faults.push_back(Fault { at: now, tenants: tenants.clone(), is_worker });
+        let mut opens: Vec<Scope> = state.to_blame(&tenants, is_worker, self.limits.faults);
+        if is_worker && state.is_models(self.limits.faults) {
+            opens.push(None);
+        }
+        let scopes = tenants.into_iter().map(Some).chain(is_worker.then_some(None));
+        let has_failed = |scope: &Scope| match state.circuits.get(scope) {
+            Some(Circuit::HalfOpen(..)) => true,
+            Some(Circuit::Open(until)) => *until <= now,
+            None => false,
+        };
+        opens.extend(scopes.filter(has_failed));
+        for scope in opens {
+            state.open(scope, now, self.limits.open);
         }
     }
 
-    /// Notes a fault: a lost worker, or a request that missed its deadline.
-    pub fn fault(&self, now: Instant) {
+    /// Notes a complete answer to a request of a tenant.
+    pub fn success(&self, tenant: &Arc<str>) {
         let mut state = self.lock();
-        match &mut *state {
-            State::Closed(faults) => {
-                faults.push_back(now);
-                faults.retain(|at| now.saturating_duration_since(*at) <= self.limits.window);
-                if self.limits.faults > 0 && faults.len() >= self.limits.faults {
-                    *state = State::Open(now + self.limits.open);
-                }
-            }
-            State::HalfOpen(_) => *state = State::Open(now + self.limits.open),
-            State::Open(_) => {}
+        if state.circuits.is_empty() {
+            return;
+        }
+        let is_half_open =
+            |scope: &Scope, state: &State| matches!(state.circuits.get(scope), Some(Circuit::HalfOpen(..)));
+        if is_half_open(&None, &state) {
+            state.circuits.remove(&None);
+            state.faults.retain(|fault| !fault.is_worker);
+        }
+        let scope = Some(Arc::clone(tenant));
+        if is_half_open(&scope, &state) {
+            state.circuits.remove(&scope);
+            state.faults.retain(|fault| !fault.involves(tenant));
         }
     }
 
-    /// Notes a complete answer.
-    pub fn success(&self) {
-        let mut state = self.lock();
-        if let State::HalfOpen(_) = *state {
-            *state = State::Closed(VecDeque::new());
-        }
-    }
-
-    /// `closed`, `open` or `half-open`.
+    /// `closed`, `open` or `half-open`; if circuits differ, the worst.
     pub fn name(&self) -> &'static str {
-        match *self.lock() {
-            State::Closed(_) => "closed",
-            State::Open(_) => "open",
-            State::HalfOpen(_) => "half-open",
+        let state = self.lock();
+        let is_open = |circuit: &Circuit| matches!(circuit, Circuit::Open(_));
+        match state.circuits.is_empty() {
+            true => "closed",
+            false if state.circuits.values().any(is_open) => "open",
+            false => "half-open",
         }
     }
 
@@ -92,79 +223,47 @@ impl Breaker {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    #[derive(Debug, Clone, Copy)]
-    enum Event {
-        Wait(u64),
-        Fault,
-        Success,
-        Request,
+impl State {
+    /// Those of a fault's tenants with `limit` faults. Of lost workers only the tenants are to blame that had requests in
+    /// most of them: the others may have been their neighbours.
+    fn to_blame(&self, tenants: &[Arc<str>], is_worker: bool, limit: usize) -> Vec<Scope> {
+        let count = |tenant: &str, is_worker: bool| {
+            self.faults.iter().filter(|fault| fault.is_worker == is_worker && fault.involves(tenant)).count()
+        };
+        let most = self.worker_faults().values().copied().max().unwrap_or(0);
+        let is_to_blame = |tenant: &&Arc<str>| {
+            let n_workers = count(tenant, true);
+            (!is_worker || n_workers == most) && n_workers + count(tenant, false) >= limit
+        };
+        tenants.iter().filter(is_to_blame).map(|tenant| Some(Arc::clone(tenant))).collect()
     }
 
-    fn events() -> impl Strategy<Value = Vec<Event>> {
-        let event = prop_oneof![
-            (1u64..4000).prop_map(Event::Wait),
-            Just(Event::Fault),
-            Just(Event::Success),
-            Just(Event::Request),
-        ];
-        prop::collection::vec(event, 0..80)
+    /// Lost workers of each tenant.
+    fn worker_faults(&self) -> BTreeMap<&str, usize> {
+        let mut counts = BTreeMap::new();
+        for tenant in self.faults.iter().filter(|fault| fault.is_worker).flat_map(|fault| &fault.tenants) {
+            *counts.entry(&**tenant).or_default() += 1;
+        }
+        counts
     }
 
-    proptest! {
-        /// The breaker against its definition, with all faults in a list.
-        #[test]
-        fn breaker_opens_on_repeated_faults_and_closes_after_a_trial(events in events(), limit in 1usize..5) {
-            let (window, open) = (Duration::from_secs(10), Duration::from_secs(5));
-            let breaker = Breaker::new(BreakerLimits { faults: limit, window, open });
-            let mut now = Instant::now();
-            let (mut faults, mut refuses_until, mut trial): (Vec<Instant>, _, bool) = (Vec::new(), None, false);
-            for event in events {
-                match event {
-                    Event::Wait(ms) => now += Duration::from_millis(ms),
-                    Event::Fault => {
-                        breaker.fault(now);
-                        if trial {
-                            (trial, refuses_until) = (false, Some(now + open));
-                        } else if refuses_until.is_none() {
-                            faults.push(now);
-                            if faults.iter().filter(|at| now - **at <= window).count() >= limit {
-                                refuses_until = Some(now + open);
-                            }
-                        }
-                    }
-                    Event::Success => {
-                        breaker.success();
-                        if trial {
-                            (trial, refuses_until) = (false, None);
-                            faults.clear();
-                        }
-                    }
-                    Event::Request => {
-                        let passes = refuses_until.is_none_or(|until| now >= until);
-                        prop_assert_eq!(breaker.admit(now).is_ok(), passes);
-                        if passes && refuses_until.is_some() {
-                            // one trial at a time
-                            (trial, refuses_until) = (true, Some(now + open));
-                        }
-                    }
-                }
-                let expected = if trial { "half-open" } else if refuses_until.is_some() { "open" } else { "closed" };
-                prop_assert_eq!(breaker.name(), expected);
-            }
+    /// Whether no single tenant explains the lost workers: without any one of them there are `limit`.
+    fn is_models(&self, limit: usize) -> bool {
+        let n = self.faults.iter().filter(|fault| fault.is_worker).count();
+        self.worker_faults().values().all(|of_tenant| n - of_tenant >= limit) && n >= limit
+    }
+
+    fn open(&mut self, scope: Scope, now: Instant, open: Duration) {
+        if self.circuits.len() >= MAX_KEPT && !self.circuits.contains_key(&scope) {
+            return;
+        }
+        let circuit = self.circuits.entry(scope).or_insert(Circuit::Open(now));
+        // requests that were let in before add no time
+        if circuit.wait(now, open).is_none() || matches!(circuit, Circuit::HalfOpen(..)) {
+            *circuit = Circuit::Open(now + open);
         }
     }
-
-    #[test]
-    fn a_breaker_without_a_limit_never_opens() {
-        let limits = BreakerLimits { faults: 0, window: Duration::MAX / 4, open: Duration::from_secs(1) };
-        let breaker = Breaker::new(limits);
-        (0..1000).for_each(|_| breaker.fault(Instant::now()));
-        assert_eq!(breaker.admit(Instant::now()), Ok(()));
-    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -281,7 +281,7 @@ impl Drop for AddressPermit {
 }
 
 /// The address under which connections are counted: of IPv6 the /64 prefix, as one client usually owns all of it.
-fn network(address: IpAddr) -> IpAddr {
+pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() & !u128::from(u64::MAX)).into()),
         v4 => v4,

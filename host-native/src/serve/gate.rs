@@ -19,7 +19,9 @@ use super::audit::{Event, Refusal};
 use super::audited::audited;
 use super::auth::{Credential, Hosts};
 use super::connection::Peer;
+use super::connection_memory::HeldMemory;
 use super::health::orca;
+use super::response_end::on_end;
 use super::rights::Rights;
 use super::signed::{self, SignWith};
 use super::state::{Caller, Server, random_id};
@@ -30,6 +32,14 @@ const MAX_ID: usize = 128;
 
 /// Paths without authentication: load balancers probe them, and they reveal nothing about requests.
 const PUBLIC_PATHS: [&str; 5] = ["/health", "/healthz", "/livez", "/readyz", "/ready"];
+
+/// Prometheus metrics.
+const METRICS: &str = "/metrics";
+/// Beginning of the paths of administrators.
+const ADMIN_PREFIX: &str = "/admin/";
+/// A response up to this size counts for nothing, in bytes: every connection has buffers of that size, and no answer of usual
+/// length is lost for lack of memory.
+const SMALL_RESPONSE: usize = 32 << 10;
 
 /// The pages and the description of the interface: the same on every server. A page asks for the key that its requests
 /// need.
@@ -85,7 +95,7 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
         request.headers().get("endpoint-load-metrics-format").and_then(|f| f.to_str().ok()).map(str::to_string);
     let empty = tracing::field::Empty; // recorded later
     let span = tracing::info_span!("request", request_id = %id, %method, %path, tenant = empty, session = empty, trace_id = empty);
-    let is_probe = PUBLIC_PATHS.contains(&path.as_str()) || path == "/metrics";
+    let is_probe = PUBLIC_PATHS.contains(&path.as_str()) || path == METRICS;
     let attributes = || {
         let pairs = [("http.request.method", method.as_str()), ("url.path", path.as_str()), ("request_id", &*id)];
         pairs.map(|(key, value)| KeyValue::new(key, value.to_string())).into()
@@ -97,13 +107,18 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     let inner = async {
         match check(&gate, request) {
             Ok(mut request) => {
-                if let Some(known) = request.extensions().get::<Caller>() {
-                    let _ = caller.set(known.clone());
-                }
+                let memory = match request.extensions().get::<Caller>() {
+                    Some(known) => {
+                        let _ = caller.set(known.clone());
+                        Arc::clone(&known.memory)
+                    }
+                    None => Arc::new(gate.server.memory.part(None, address)),
+                };
                 if let Some(with) = request.extensions_mut().remove::<SignWith>() {
                     let _ = sign_with.set(with);
                 }
-                next.run(request).await
+                let response = next.run(request).await;
+                if is_reserved(&path) && path != METRICS { response } else { held(response, memory) }
             }
             Err(error) => {
                 refused(&gate.server, &error, address, &path);
@@ -121,6 +136,7 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
         headers.insert("x-request-id", value);
     }
     let caller: Option<Caller> = caller.into_inner();
+    let memory = caller.as_ref().map(|caller| Arc::clone(&caller.memory));
     let model = caller.as_ref().and_then(|caller| caller.model.get());
     let model = model.and_then(|name| HeaderValue::from_str(name).ok());
     if let Some(model) = model {
@@ -153,7 +169,7 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
         response = logged(response, span, start, caller.clone());
     }
     if let Some(with) = sign_with.into_inner() {
-        response.extensions_mut().insert::<SignWith>(with);
+        response.extensions_mut().insert(SignWith { memory, ..with });
     }
     if let (Some(log), Some(caller)) = (&gate.server.audit, caller.filter(|_| is_audited(&method, &path))) {
         let endpoint = if method == Method::POST { path } else { format!("{method} {path}") };
@@ -166,6 +182,31 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
 fn is_audited(method: &Method, path: &str) -> bool {
     let is_stored = ["/v1/responses", "/v1/chat/completions"].iter().any(|stored| path.starts_with(stored));
     !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS) || *method == Method::GET && is_stored
+}
+
+/// A response that is in memory counts as held until its client has taken it.
+fn held(response: Response, memory: Arc<HeldMemory>) -> Response {
+    let n_bytes = hyper::body::Body::size_hint(response.body()).exact().unwrap_or(0);
+    let n_bytes = usize::try_from(n_bytes).unwrap_or(usize::MAX);
+    if n_bytes <= SMALL_RESPONSE {
+        return response;
+    }
+    match memory.grow(n_bytes) {
+        Ok(()) => on_end(response, move |_| drop(memory)),
+        Err(refused) => HttpError(refused.into()).into_response(),
+    }
+}
+
+/// Whether a path is of probes or administrators, for whom connections are kept back.
+pub fn is_reserved(path: &str) -> bool {
+    PUBLIC_PATHS.contains(&path) || path == METRICS || path.starts_with(ADMIN_PREFIX)
+}
+
+/// Whether a request that computes nothing counts for `key-requests`: it reads or writes what is stored.
+fn costs(method: &Method, path: &str) -> bool {
+    let is_stored =
+        ["/v1/chat/completions", "/v1/responses/", "/models/sse"].iter().any(|stored| path.starts_with(stored));
+    method == Method::DELETE || method == Method::GET && is_stored
 }
 
 /// Records a request without a valid credential, or with one that may not do it.
@@ -205,7 +246,7 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
     }
     let path = request.uri().path();
     let is_asset = (ASSETS.contains(&path) || path.starts_with(ASSETS_PREFIX)) && request.method() == Method::GET;
-    if is_asset || PUBLIC_PATHS.contains(&path) || path == "/metrics" && server.settings().metrics_without_key {
+    if is_asset || PUBLIC_PATHS.contains(&path) || path == METRICS && server.settings().metrics_without_key {
         return Ok(request);
     }
     let mut keys = KEY_HEADERS.iter().filter(|name| request.headers().contains_key(**name));
@@ -214,7 +255,7 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
         return Err(ApiError::invalid(message).code("duplicate_header"));
     }
     let peer = request.extensions().get::<Peer>().cloned();
-    let is_admin = path.starts_with("/admin/");
+    let is_admin = path.starts_with(ADMIN_PREFIX);
     let admin_keys = server.admin_keys.as_ref().filter(|_| gate.takes_admin_keys);
     let keys = match admin_keys {
         Some(keys) if is_admin => keys.get(),
@@ -236,7 +277,7 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
         && let Some(secret) = keys.secret(&signed.key_id)
     {
         let key_id = signed.key_id.clone();
-        request.extensions_mut().insert(SignWith { key_id, secret });
+        request.extensions_mut().insert(SignWith { key_id, secret, memory: None });
     }
     let credential = match &signed {
         Some(signed) => Some(Credential::Signature(&signed.key_id)),
@@ -282,12 +323,15 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
         server.metrics.rejected("shutting_down");
         return Err(ApiError::unavailable("the server is shutting down").code("shutting_down"));
     }
-    if computes {
+    if computes || costs(request.method(), request.uri().path()) {
         let counted = client.tenant.count_request(settings.key_requests);
         counted.inspect_err(|_| server.metrics.rejected("key_requests"))?;
     }
-    let mut caller = Caller::new(client, server, request.headers(), request.uri().query());
+    let address = peer.as_ref().map(|peer| peer.address);
+    let max_priority = keys.max_priority(&client);
+    let mut caller = Caller::new(client, server, address, request.headers(), request.uri().query());
     caller.rights = rights;
+    caller.max_priority = max_priority;
     request.extensions_mut().insert(caller);
     Ok(request)
 }

@@ -123,7 +123,7 @@ fn model_readiness(entry: &Entry) -> ModelReadiness {
     let is_healthy = |worker: &WorkerHandle| worker.status.state() == WorkerState::Healthy;
     ModelReadiness {
         status: entry.state().name(),
-        breaker: entry.breaker.name(),
+        breaker: entry.breaker_name(),
         waiting: instance.as_ref().map_or(0, |instance| instance.snapshot().depth.iter().sum()),
         healthy_workers: instance.map_or(0, |i| i.workers.list().iter().filter(|worker| is_healthy(worker)).count()),
     }

@@ -1,5 +1,6 @@
 //! Routes, the accept loop, and connections.
 
+use std::convert::Infallible;
 use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tower::Service;
@@ -31,8 +32,9 @@ use super::api::{
 };
 use super::auth::Hosts;
 use super::config::{Live, Settings};
-use super::connection::{Activity, Addresses, Peer, ResponseBody, StreamExecutor, WriteTimeout};
-use super::gate::{Gate, gate};
+use super::connection::{Activity, Peer, ResponseBody, StreamExecutor, WriteTimeout};
+use super::gate::{Gate, gate, is_reserved};
+use super::lanes::{Lanes, RESERVE_TIMEOUT, too_many_connections};
 use super::state::Server;
 use super::{admin, health, openapi, page, reuse, signed, tls};
 
@@ -218,6 +220,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> ByteStream for T {}
 /// Time for the last bytes of a connection that is closed, once no request is in progress.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Bytes of bodies that a client may send ahead on an HTTP/2 connection. They are in memory before any request is known.
+const HTTP2_WINDOW: u32 = 256 << 10;
+
 /// Accepts connections until `stop`; returns once all of them are closed, or when `now` is set.
 pub async fn serve(
     Listener { tcp, tls }: Listener,
@@ -226,42 +231,30 @@ pub async fn serve(
     mut stop: watch::Receiver<bool>,
     mut now: watch::Receiver<bool>,
 ) {
-    let mut builder = auto::Builder::new(StreamExecutor { limit: settings.write_timeout });
-    let max_header = usize::try_from(settings.max_header.0).unwrap_or(usize::MAX);
-    // without a timer hyper ignores its timeouts
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(settings.header_timeout).max_buf_size(max_header);
-    builder.http2().timer(TokioTimer::new()).keep_alive_interval(settings.header_timeout);
-    builder.http2().max_header_list_size(u32::try_from(max_header).unwrap_or(u32::MAX));
-    let listener = Arc::new(Connections {
-        builder,
-        tls,
-        idle_timeout: settings.header_timeout,
-        write_timeout: settings.write_timeout,
-    });
-    let connections = Arc::new(Semaphore::new(settings.max_connections));
-    let per_address = settings.connections_per_address();
-    let addresses = Arc::new(Addresses::new(per_address));
+    let listener = Arc::new(Connections::new(settings, tls.clone(), false));
+    let reserve = Arc::new(Connections::new(settings, tls, true));
+    let lanes = Lanes::new(settings);
     loop {
-        let (permit, stream, address) = tokio::select! {
-            accepted = accept(&tcp, &connections) => accepted,
+        let (stream, address) = tokio::select! {
+            accepted = accept(&tcp) => accepted,
             _ = stop.wait_for(|stop| *stop) => break,
         };
-        let Some(share) = addresses.acquire(address) else {
+        let Some((permit, share, is_reserve)) = lanes.acquire(address) else {
             tracing::debug!(
-                "connection of {address} closed: the address has {per_address} connections (--max-connections-per-address)"
+                "connection of {address} closed: too many connections (--max-connections, --max-connections-per-address)"
             );
             continue;
         };
-        let (listener, routes, stop) = (Arc::clone(&listener), routes.clone(), stop.clone());
+        let (listener, routes, stop) =
+            (Arc::clone(if is_reserve { &reserve } else { &listener }), routes.clone(), stop.clone());
         tokio::spawn(async move {
             listener.connection(stream, address, routes, stop).await;
             drop((permit, share));
         });
     }
     drop(tcp);
-    let all = u32::try_from(settings.max_connections).unwrap_or(u32::MAX);
     tokio::select! {
-        _ = connections.acquire_many(all) => {}
+        () = lanes.closed() => {}
         _ = now.wait_for(|now| *now) => {}
     }
 }
@@ -274,9 +267,26 @@ struct Connections {
     /// For a TLS handshake, and for a connection without a request in progress.
     idle_timeout: Duration,
     write_timeout: Duration,
+    /// Whether only probes and administrators are served.
+    is_reserve: bool,
 }
 
 impl Connections {
+    /// `is_reserve`: for connections beyond the limits, which have little time.
+    fn new(settings: &Settings, tls: Option<Arc<Live<TlsAcceptor>>>, is_reserve: bool) -> Connections {
+        let least = |timeout: Duration| if is_reserve { timeout.min(RESERVE_TIMEOUT) } else { timeout };
+        let (idle_timeout, write_timeout) = (least(settings.header_timeout), least(settings.write_timeout));
+        let mut builder = auto::Builder::new(StreamExecutor { limit: write_timeout });
+        let max_header = usize::try_from(settings.max_header.0).unwrap_or(usize::MAX);
+        // without a timer hyper ignores its timeouts
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(idle_timeout).max_buf_size(max_header);
+        builder.http1().keep_alive(!is_reserve);
+        builder.http2().timer(TokioTimer::new()).keep_alive_interval(settings.header_timeout);
+        builder.http2().initial_stream_window_size(HTTP2_WINDOW).initial_connection_window_size(HTTP2_WINDOW);
+        builder.http2().max_header_list_size(u32::try_from(max_header).unwrap_or(u32::MAX));
+        Connections { builder, tls, idle_timeout, write_timeout, is_reserve }
+    }
+
     /// Serves a connection until it is closed, idle for `idle_timeout`, or `stop` is set and its requests are done.
     async fn connection(&self, stream: TcpStream, address: IpAddr, routes: Router, mut stop: watch::Receiver<bool>) {
         // Nagle's algorithm would delay small events
@@ -296,13 +306,17 @@ impl Connections {
                 Err(_) => return,
             },
         };
-        let requests = activity.clone();
+        let (requests, is_reserve) = (activity.clone(), self.is_reserve);
         let service = hyper::service::service_fn(move |request: hyper::Request<Incoming>| {
             let busy = requests.busy();
             let mut request = request.map(axum::body::Body::new);
             request.extensions_mut().insert(peer.clone());
-            let response = routes.clone().call(request);
-            async move { response.await.map(|response| response.map(|body| ResponseBody::new(body, busy))) }
+            let is_refused = is_reserve && !is_reserved(request.uri().path());
+            let mut routes = routes.clone();
+            async move {
+                let response = if is_refused { too_many_connections() } else { routes.call(request).await? };
+                Ok::<_, Infallible>(response.map(|body| ResponseBody::new(body, busy)))
+            }
         });
         let mut connection = pin!(self.builder.serve_connection(TokioIo::new(stream), service));
         // errors of a connection are mostly the client's: no warning
@@ -320,14 +334,10 @@ impl Connections {
     }
 }
 
-async fn accept(
-    listener: &TcpListener,
-    connections: &Arc<Semaphore>,
-) -> (tokio::sync::OwnedSemaphorePermit, TcpStream, IpAddr) {
+async fn accept(listener: &TcpListener) -> (TcpStream, IpAddr) {
     loop {
-        let Ok(permit) = Arc::clone(connections).acquire_owned().await else { continue };
         match listener.accept().await {
-            Ok((stream, address)) => return (permit, stream, address.ip()),
+            Ok((stream, address)) => return (stream, address.ip()),
             Err(e) => {
                 // out of file descriptors, or the client disconnected: go on, without a busy loop
                 tracing::warn!("cannot accept a connection: {e}");

@@ -16,6 +16,7 @@ use starling::receipt::Receipt;
 pub use starling_api::update::{Failed, Update};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
+use super::breaker::Trial;
 use super::handoff;
 pub use super::handoff::{Closed, PrefixEviction, Shutdown, Ticket};
 use super::policy::AnswerFilters;
@@ -142,6 +143,10 @@ pub struct TextJob {
     pub pooling: Option<Pooling>,
     pub to: UpdateSender,
     pub times: Deadlines,
+    /// ID of the HTTP request.
+    pub request_id: Arc<str>,
+    /// Times that the worker was lost while it embedded this text.
+    pub n_faults: u32,
 }
 
 impl TextJob {
@@ -263,6 +268,8 @@ pub struct Updates {
     ticket: Option<Ticket<Job, TextJob>>,
     /// The slot of a request with one answer.
     slot: Option<SlotUse>,
+    /// Ends with the request: without an answer another may try the model.
+    trial: Option<Trial>,
 }
 
 impl Source {
@@ -305,7 +312,15 @@ impl Updates {
 
     /// Updates of an equal request.
     pub fn of_log(reader: Reader<(usize, Update)>, usage: Arc<Usage>) -> Updates {
-        Updates { source: Source::Log(reader), usage, stream_id: None, filters: None, ticket: None, slot: None }
+        Updates {
+            source: Source::Log(reader),
+            usage,
+            stream_id: None,
+            filters: None,
+            ticket: None,
+            slot: None,
+            trial: None,
+        }
     }
 
     /// Gives the events of a stream IDs, so that its client may resume it.
@@ -327,6 +342,11 @@ impl Updates {
         self.slot = slot;
     }
 
+    /// Makes the request the trial of the model's circuit breaker.
+    pub fn hold_trial(&mut self, trial: Option<Trial>) {
+        self.trial = trial;
+    }
+
     /// Makes the receiver own the ticket: dropping the receiver cancels the jobs.
     pub fn hold(&mut self, ticket: Ticket<Job, TextJob>) {
         self.ticket = Some(ticket);
@@ -338,5 +358,5 @@ pub fn updates(n: usize, each: usize, usage: Arc<Usage>) -> (UpdateSender, Updat
     let room = each.saturating_add(5).saturating_mul(n);
     let (to, receiver) = channel(room.min(tokio::sync::Semaphore::MAX_PERMITS));
     let source = Source::Engine(receiver);
-    (to, Updates { source, usage, stream_id: None, filters: None, ticket: None, slot: None })
+    (to, Updates { source, usage, stream_id: None, filters: None, ticket: None, slot: None, trial: None })
 }

@@ -310,7 +310,7 @@ mod tests {
     const OPEN: Limits = Limits { high: usize::MAX, low: usize::MAX, tenant_requests: 0, tenant_tokens: 0 };
 
     fn flow(tenant: &str, session: Option<&str>, priority: Priority) -> Flow {
-        Flow { tenant: tenant.into(), share: 1, session: session.map(Into::into), priority }
+        Flow { tenant: tenant.into(), share: 1, session: session.map(Into::into), priority, rank: priority }
     }
 
     fn later() -> Instant {
@@ -354,6 +354,31 @@ mod tests {
         let low: Vec<usize> = (0..84).filter(|i| order[*i] == Priority::Low).collect();
         assert!(low[0] >= 8, "{low:?}");
         assert!(low.iter().zip(1..).all(|(at, i)| *at < 17 * i), "{low:?}");
+    }
+
+    #[test]
+    fn rank_orders_the_requests_of_a_tenant_and_changes_nothing_for_others() {
+        let tenants = |ranked: bool| {
+            let mut s = Scheduler::new(OPEN);
+            for i in 0..60 {
+                let rank = Priority::ALL[if ranked { i % 3 } else { 1 }];
+                let (a, b) = (flow("a", None, Priority::Normal), flow("b", None, Priority::Normal));
+                s.enqueue(&Flow { rank, ..a }, 1, later(), vec![("a", rank)]).unwrap();
+                s.enqueue(&b, 1, later(), vec![("b", Priority::Normal)]).unwrap();
+            }
+            order(&mut s)
+        };
+        let (ranked, plain) = (tenants(true), tenants(false));
+        let names = |order: &[(&'static str, Priority)]| order.iter().map(|(name, _)| *name).collect::<Vec<_>>();
+        assert_eq!(names(&ranked), names(&plain));
+        // among its own, urgent requests come first and none starves
+        let of_a: Vec<Priority> = ranked.iter().filter(|(name, _)| *name == "a").map(|(_, rank)| *rank).collect();
+        let last = |priority| of_a.iter().rposition(|rank| *rank == priority).unwrap();
+        assert!(
+            last(Priority::High) < last(Priority::Normal) && last(Priority::Normal) < last(Priority::Low),
+            "{of_a:?}"
+        );
+        assert!(of_a[..25].contains(&Priority::Low), "{of_a:?}");
     }
 
     #[test]

@@ -3,16 +3,18 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::extract::Request;
 use axum::http::uri::Scheme;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use http_body_util::BodyExt;
 use starling_api::error::ApiError;
 
 use super::api::error::HttpError;
 use super::auth::Keys;
+use super::connection_memory::HeldMemory;
 use super::signature::{
     ContentDigest, Error, Parameters, ReplayError, SignError, SignatureHeaders, Verified, Verifier, sign_response,
 };
@@ -29,6 +31,8 @@ const LABEL: &str = "starling";
 pub struct SignWith {
     pub key_id: String,
     pub secret: Arc<[u8]>,
+    /// Of the request; a signed body is held whole.
+    pub memory: Option<Arc<HeldMemory>>,
 }
 
 /// Verifies the signature of a request; `None` if it has none. The reader of the body checks it against [`Verified`], which
@@ -79,8 +83,9 @@ pub async fn sign(request: Request, next: Next) -> Response {
     let kind = response.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     if !STREAMS.iter().any(|stream| kind.starts_with(stream)) {
         let (mut parts, body) = response.into_parts();
-        let Ok(bytes) = to_bytes(body, usize::MAX).await else {
-            return HttpError(ApiError::internal("internal error: the response could not be signed")).into_response();
+        let bytes = match collect(body, with.memory.as_deref()).await {
+            Ok(bytes) => bytes,
+            Err(error) => return HttpError(error).into_response(),
         };
         if let Ok(digest) = ContentDigest::sha256(&bytes).header_value() {
             parts.headers.insert("content-digest", digest);
@@ -92,6 +97,23 @@ pub async fn sign(request: Request, next: Next) -> Response {
         Err(e) => tracing::error!("response not signed: {e}"),
     }
     response
+}
+
+/// The bytes of a body, which count as held.
+///
+/// # Errors
+/// If the body fails, or there is too little memory.
+async fn collect(mut body: Body, memory: Option<&HeldMemory>) -> Result<Vec<u8>, ApiError> {
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let failed = |_| ApiError::internal("internal error: the response could not be signed");
+        let Ok(data) = frame.map_err(failed)?.into_data() else { continue };
+        if let Some(memory) = memory {
+            memory.grow(data.len())?;
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(bytes)
 }
 
 fn sign_head(

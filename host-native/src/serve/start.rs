@@ -10,11 +10,14 @@ use std::time::{Instant, SystemTime};
 use starling::receipt::Hex;
 use tracing_subscriber::EnvFilter;
 
+use super::api::stored::labels;
 use super::audit::{self, AuditTrail};
 use super::auth::Keys;
 use super::callback::Ready;
 use super::config::{Configuration, Live, Settings};
+use super::connection_memory::{ConnectionMemory, MemoryLimits};
 use super::failures::SharedFailures;
+use super::fair_turns::{FairTurns, TurnLimits};
 use super::key_file;
 use super::machine;
 use super::metrics::Metrics;
@@ -123,6 +126,9 @@ pub fn listen_admin(settings: &Settings) -> Result<Option<TcpListener>, Failure>
     Ok(Some(listener))
 }
 
+/// Lists of stored answers that are read at a time.
+const LISTS: TurnLimits = TurnLimits { running: 2, waiting: 8 };
+
 /// The configuration, and how it is read again.
 pub struct Source {
     pub configuration: Configuration,
@@ -141,7 +147,9 @@ pub type Configure = Box<dyn Fn() -> Result<Configuration, Failure> + Send + Syn
 pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> Result<Arc<Server>, Failure> {
     let Source { configuration, configure, config_file } = source;
     let (start, settings) = (Instant::now(), configuration.settings.clone());
-    let keys = Live::new(Keys::new(&settings)?);
+    let keys = Keys::new(&settings)?;
+    let connection_memory = Arc::new(ConnectionMemory::new(MemoryLimits::new(&settings, &keys)));
+    let keys = Live::new(keys);
     let audit = audit_log(&settings)?;
     // requests that were signed before the start may have been seen by the process before
     let policy = Policy { window: settings.signature_window, ..Policy::default() };
@@ -188,6 +196,8 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
         )),
         embeddings: Embeddings::new(bytes(settings.embedding_cache), metrics_of_reuse),
         kept: KeptResponses::default(),
+        memory: connection_memory,
+        lists: Arc::new(FairTurns::new(LISTS)),
         verifier,
         audit,
         admin_keys,
@@ -225,7 +235,7 @@ fn state_store(settings: &Settings) -> Result<Option<Arc<StateStore>>, Failure> 
     let Some(path) = &settings.state_dir else { return Ok(None) };
     let cipher = settings.state_key_file.as_deref().map_or_else(|| Ok(Cipher::plain()), Cipher::read);
     let cipher = cipher.map_err(|e| Failure::Usage(format!("state-key-file: {e}")))?;
-    let options = Options { answers_quota: settings.stored_answers_size.0, ..Options::default() };
+    let options = Options { answers_quota: settings.stored_answers_size.0, labels, ..Options::default() };
     let start = Instant::now();
     let store = StateStore::open(path, cipher, options).map_err(|e| Failure::Usage(format!("state-dir: {e}")))?;
     let sizes = Kind::ALL.map(|kind| format!("{} {}s", store.size(kind).0, kind.name()));

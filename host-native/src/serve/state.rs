@@ -1,5 +1,6 @@
 //! State that all handlers share, and the caller of a request.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,7 +15,9 @@ use super::api::error::{ApiError, HttpError, request_id};
 use super::audit::AuditTrail;
 use super::auth::{Client, Keys, Tenant};
 use super::config::{Live, Settings};
+use super::connection_memory::{ConnectionMemory, HeldMemory};
 use super::failures::SharedFailures;
+use super::fair_turns::FairTurns;
 use super::metrics::Metrics;
 use super::model_metrics::Snapshot;
 use super::models::instance::ModelInstance;
@@ -45,6 +48,10 @@ pub struct Server {
     pub embeddings: Embeddings,
     /// Responses that outlive their connection.
     pub kept: KeptResponses,
+    /// Lists of stored answers.
+    pub lists: Arc<FairTurns>,
+    /// Memory that all connections hold.
+    pub memory: Arc<ConnectionMemory>,
     /// Verifies signed requests.
     pub verifier: Verifier,
     /// Who did what; `None`: it is not recorded.
@@ -155,6 +162,8 @@ pub struct Caller {
     /// Slot that the request names.
     pub slot: Arc<OnceLock<usize>>,
     pub usage: Arc<Usage>,
+    /// Memory that the request and its response hold.
+    pub memory: Arc<HeldMemory>,
     /// The policy on texts, if the server has one.
     pub policy: Option<Arc<TextPolicy>>,
     /// Answers that are used again.
@@ -165,6 +174,8 @@ pub struct Caller {
     pub found: Arc<OnceLock<Found>>,
     /// What the caller may do to models.
     pub rights: Rights,
+    /// The highest priority of its requests across tenants.
+    pub max_priority: Priority,
     /// ID of a stream that the client may resume.
     pub stream_id: Option<Arc<str>>,
 }
@@ -173,12 +184,19 @@ pub struct Caller {
 const MAX_NAME: usize = 256;
 
 impl Caller {
-    pub fn new(client: Client, server: &Server, headers: &HeaderMap, query: Option<&str>) -> Caller {
+    pub fn new(
+        client: Client,
+        server: &Server,
+        address: Option<IpAddr>,
+        headers: &HeaderMap,
+        query: Option<&str>,
+    ) -> Caller {
         let autoload = query.unwrap_or_default().split('&').find_map(|pair| pair.strip_prefix("autoload="));
         let text = |name: &str| {
             let value = headers.get(name)?.to_str().ok()?;
             (!value.is_empty() && value.len() <= MAX_NAME).then(|| value.to_string())
         };
+        let memory = Arc::new(server.memory.part(Some(Arc::clone(&client.tenant.name)), address));
         Caller {
             tenant: client.tenant,
             key_id: client.id,
@@ -192,11 +210,13 @@ impl Caller {
             ignored: Arc::default(),
             slot: Arc::default(),
             usage: Arc::default(),
+            memory,
             policy: (*server.policy.get()).clone(),
             reuse: Arc::clone(&server.answers),
             reuses: Reuse::of(headers),
             found: Arc::default(),
             rights: Rights::default(),
+            max_priority: Priority::Normal,
             stream_id: (!server.settings().resume_window.is_zero()).then(|| random_id("").into()),
         }
     }
@@ -210,7 +230,8 @@ impl Caller {
         })
     }
 
-    /// The flow of a request. Without API keys the fairness id is the tenant; with keys, which a client cannot choose, it
+    /// The flow of a request: its priority among those of its tenant is free, across tenants it is at most that of the key.
+    /// Without API keys the fairness id is the tenant; with keys, which a client cannot choose, it
     /// only separates sessions of the key's tenant.
     pub fn flow(&self, session: Option<&str>, priority: Option<Priority>) -> Flow {
         let fairness = self.fairness.as_deref();
@@ -224,7 +245,9 @@ impl Caller {
             _ => Priority::Normal,
         };
         let session = session.or(self.session.as_deref()).or(fairness.filter(|_| self.has_key)).map(Into::into);
-        Flow { tenant, share: self.tenant.share, session, priority: priority.unwrap_or_else(objective) }
+        let rank = priority.unwrap_or_else(objective);
+        // higher priorities are smaller
+        Flow { tenant, share: self.tenant.share, session, priority: rank.max(self.max_priority), rank }
     }
 }
 

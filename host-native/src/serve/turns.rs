@@ -1,8 +1,9 @@
 //! Whose turn it is: the order in which requests are scheduled.
 //!
 //! Three priorities share the engine by weighted round robin, so that none starves. Within a priority, tenants take turns
-//! by their shares (weighted round robin), and within a tenant its sessions, one request each. A request without a session
-//! counts as a session of its own, so such requests are first in, first out.
+//! by their shares (weighted round robin). Within a tenant its ranks do as priorities do among tenants, and within a rank
+//! its sessions, one request each. A request without a session counts as a session of its own, so such requests are first
+//! in, first out.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
@@ -52,7 +53,10 @@ pub struct Flow {
     /// Requests per turn of the tenant.
     pub share: u32,
     pub session: Option<Arc<str>>,
+    /// Priority across tenants.
     pub priority: Priority,
+    /// Priority among the tenant's requests of this priority.
+    pub rank: Priority,
 }
 
 /// Never reused.
@@ -63,6 +67,30 @@ pub type JobId = u64;
 pub struct Turns {
     /// By [`Priority::index`].
     queues: [PriorityQueue; 3],
+    credits: Credits,
+}
+
+/// Smooth weighted round robin among priorities, by [`Priority::index`]: that with the highest credit is next.
+#[derive(Debug, Default)]
+struct Credits([i64; 3]);
+
+impl Credits {
+    /// The next of the priorities that are busy.
+    fn next(&mut self, is_busy: impl Fn(Priority) -> bool) -> Option<Priority> {
+        let Credits(credits) = self;
+        let busy = Priority::ALL.into_iter().filter(|p| is_busy(*p));
+        let sum: i64 = busy.clone().map(Priority::weight).sum();
+        // ties go to the higher priority
+        let next = busy.clone().max_by_key(|p| (credits[p.index()] + p.weight(), Reverse(*p)))?;
+        busy.for_each(|p| credits[p.index()] += p.weight());
+        credits[next.index()] -= sum;
+        Some(next)
+    }
+
+    /// The last request of a priority leaves no credit to later ones.
+    fn clear(&mut self, priority: Priority) {
+        self.0[priority.index()] = 0;
+    }
 }
 
 impl Turns {
@@ -73,21 +101,13 @@ impl Turns {
 
     /// The request that has the next turn, among those that `is_queued` says are still there. It leaves.
     pub fn next(&mut self, is_queued: &mut impl FnMut(&JobId) -> bool) -> Option<JobId> {
-        let queues = &mut self.queues;
-        let busy = Priority::ALL.into_iter().filter(|p| queues[p.index()].waiting > 0);
-        let sum: i64 = busy.clone().map(Priority::weight).sum();
-        // ties go to the higher priority
-        let next = busy.max_by_key(|p| (queues[p.index()].credit + p.weight(), Reverse(*p)))?;
-        for priority in Priority::ALL {
-            let queue = &mut queues[priority.index()];
-            if queue.waiting > 0 {
-                queue.credit += priority.weight();
-            }
-        }
+        let Turns { queues, credits } = self;
+        let next = credits.next(|priority| queues[priority.index()].waiting > 0)?;
         let queue = &mut queues[next.index()];
         queue.waiting -= 1;
-        // the last request leaves no credit to later ones
-        queue.credit = if queue.waiting == 0 { 0 } else { queue.credit - sum };
+        if queue.waiting == 0 {
+            credits.clear(next);
+        }
         queue.take(is_queued)
     }
 
@@ -104,7 +124,8 @@ impl Turns {
     /// Entries of the round robins of all tenants.
     #[cfg(test)]
     pub fn entries(&self) -> usize {
-        self.queues.iter().flat_map(|queue| queue.tenants.values()).map(|tenant| tenant.order.len()).sum()
+        let tenants = self.queues.iter().flat_map(|queue| queue.tenants.values());
+        tenants.flat_map(|tenant| &tenant.ranks).map(|rank| rank.order.len()).sum()
     }
 }
 
@@ -116,8 +137,6 @@ struct PriorityQueue {
     order: VecDeque<Arc<str>>,
     /// Requests, without removed ones.
     waiting: usize,
-    /// Smooth weighted round robin: the queue with the highest credit is next.
-    credit: i64,
 }
 
 #[derive(Debug)]
@@ -125,6 +144,14 @@ struct Tenant {
     /// Requests per turn, and those left of this turn.
     share: u32,
     left: u32,
+    /// By [`Priority::index`].
+    ranks: [Rank; 3],
+    credits: Credits,
+}
+
+/// Requests of a tenant that have the same priority among its own.
+#[derive(Debug, Default)]
+struct Rank {
     sessions: HashMap<Arc<str>, VecDeque<JobId>>,
     /// Round robin of the sessions: the first has the turn. Each named session occurs once.
     order: VecDeque<Entry>,
@@ -144,15 +171,16 @@ impl PriorityQueue {
         let tenant = self.tenants.entry(Arc::clone(&flow.tenant)).or_insert_with(|| {
             order.push_back(Arc::clone(&flow.tenant));
             let share = flow.share.max(1);
-            Tenant { share, left: share, sessions: HashMap::new(), order: VecDeque::new() }
+            Tenant { share, left: share, ranks: Default::default(), credits: Credits::default() }
         });
+        let rank = &mut tenant.ranks[flow.rank.index()];
         let Some(name) = &flow.session else {
-            tenant.order.extend(ids.map(Entry::Single));
+            rank.order.extend(ids.map(Entry::Single));
             return;
         };
-        let jobs = tenant.sessions.entry(Arc::clone(name)).or_default();
+        let jobs = rank.sessions.entry(Arc::clone(name)).or_default();
         if jobs.is_empty() {
-            tenant.order.push_back(Entry::Session(Arc::clone(name)));
+            rank.order.push_back(Entry::Session(Arc::clone(name)));
         }
         jobs.extend(ids);
     }
@@ -164,7 +192,7 @@ impl PriorityQueue {
             let tenant = self.tenants.get_mut(name)?;
             let id = tenant.take(is_queued);
             tenant.left -= u32::from(id.is_some());
-            if id.is_none() || tenant.order.is_empty() {
+            if id.is_none() || tenant.is_empty() {
                 self.tenants.remove(name);
                 self.order.pop_front();
             } else if tenant.left == 0 {
@@ -179,24 +207,49 @@ impl PriorityQueue {
 
     /// Drops the ids of removed requests.
     fn sweep(&mut self, is_queued: &mut impl FnMut(&JobId) -> bool) {
-        for tenant in self.tenants.values_mut() {
-            tenant.sessions.retain(|_, jobs| {
-                jobs.retain(&mut *is_queued);
-                !jobs.is_empty()
-            });
-            let sessions = &tenant.sessions;
-            tenant.order.retain(|session| match session {
-                Entry::Session(name) => sessions.contains_key(name),
-                Entry::Single(id) => is_queued(id),
-            });
-        }
-        self.tenants.retain(|_, tenant| !tenant.order.is_empty());
+        self.tenants.values_mut().flat_map(|tenant| &mut tenant.ranks).for_each(|rank| rank.sweep(is_queued));
+        self.tenants.retain(|_, tenant| !tenant.is_empty());
         let tenants = &self.tenants;
         self.order.retain(|name| tenants.contains_key(name));
     }
 }
 
 impl Tenant {
+    fn is_empty(&self) -> bool {
+        self.ranks.iter().all(|rank| rank.order.is_empty())
+    }
+
+    /// The next id that is still queued.
+    fn take(&mut self, is_queued: &mut impl FnMut(&JobId) -> bool) -> Option<JobId> {
+        let Tenant { ranks, credits, .. } = self;
+        loop {
+            let next = credits.next(|priority| !ranks[priority.index()].order.is_empty())?;
+            let rank = &mut ranks[next.index()];
+            let id = rank.take(is_queued);
+            if rank.order.is_empty() {
+                credits.clear(next);
+            }
+            if id.is_some() {
+                return id;
+            }
+        }
+    }
+}
+
+impl Rank {
+    /// Drops the ids of removed requests.
+    fn sweep(&mut self, is_queued: &mut impl FnMut(&JobId) -> bool) {
+        self.sessions.retain(|_, jobs| {
+            jobs.retain(&mut *is_queued);
+            !jobs.is_empty()
+        });
+        let sessions = &self.sessions;
+        self.order.retain(|session| match session {
+            Entry::Session(name) => sessions.contains_key(name),
+            Entry::Single(id) => is_queued(id),
+        });
+    }
+
     /// The next id that is still queued; its session moves to the end of the round robin.
     fn take(&mut self, is_queued: &mut impl FnMut(&JobId) -> bool) -> Option<JobId> {
         loop {

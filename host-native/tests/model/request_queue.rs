@@ -21,7 +21,8 @@ pub(crate) fn a_request_is_taken_or_cancelled_once_and_the_worker_wakes() {
             let (queue, accepted, kept) = (Arc::clone(&queue), Arc::clone(&accepted), Arc::clone(&kept));
             thread::spawn(move || {
                 let session = (i > 0).then(|| "s".into());
-                let flow = Flow { tenant: "t".into(), share: 1, session, priority: Priority::Normal };
+                let flow =
+                    Flow { tenant: "t".into(), share: 1, session, priority: Priority::Normal, rank: Priority::Normal };
                 let deadline = Instant::now() + Duration::from_secs(3600);
                 let Ok(ticket) = queue.generate(&flow, 1, deadline, vec![2 * i, 2 * i + 1]) else { return };
                 accepted.lock().expect("no panic").extend([2 * i, 2 * i + 1]);

@@ -2,11 +2,13 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use serde_json::{Value, json};
 use tokio::net::TcpSocket;
 
-use crate::server::{LIMIT, Server};
+use crate::admin_client::{KEY, Managed};
+use crate::server::{LIMIT, Response, Server, read_response};
 
 /// Opens `n` connections from the loopback address `from`.
 fn connect(server: &Server, from: [u8; 4], n: usize) -> Vec<TcpStream> {
@@ -64,6 +66,125 @@ fn silent_connections_of_one_address_do_not_shut_out_others() {
     }
 }
 
+/// The response to a request on a connection.
+fn ask(stream: &mut TcpStream, head: &str) -> Response {
+    let head = format!("{head}\r\nhost: localhost\r\nauthorization: Bearer {KEY}\r\n\r\n");
+    stream.write_all(head.as_bytes()).expect("sent");
+    read_response(stream)
+}
+
+#[test]
+fn probes_and_administrators_are_served_beyond_the_limits() {
+    let managed = Managed::start(&["--max-connections", "4", "--header-timeout", "600"]);
+    let server = &managed.server;
+    let silent = [connect(server, [127, 0, 0, 2], 2), connect(server, [127, 0, 0, 3], 2)];
+    // another address, and one at its limit
+    for from in [[127, 0, 0, 1], [127, 0, 0, 2]] {
+        let ask = |path: &str| ask(&mut connect(server, from, 1).remove(0), &format!("GET {path} HTTP/1.1"));
+        for path in ["/livez", "/readyz", "/health", "/metrics", "/admin/models"] {
+            let response = ask(path);
+            assert_eq!((response.status, response.header("connection")), (200, Some("close")), "{path}");
+        }
+        let response = ask("/v1/models");
+        assert_eq!((response.status, &response.json()["error"]["code"]), (503, &json!("too_many_connections")));
+        assert!(response.header("retry-after").is_some());
+    }
+    // those that are silent do not keep the places of probes
+    let mut more = connect(server, [127, 0, 0, 2], 20);
+    assert_eq!(ask(&mut connect(server, [127, 0, 0, 3], 1).remove(0), "GET /livez HTTP/1.1").status, 200);
+    more.iter_mut().for_each(closed);
+    drop(silent);
+}
+
+#[test]
+fn what_connections_hold_together_is_bounded() {
+    let server = Server::start(&["--connection-memory", "1MiB"]);
+    let body = format!("{{\"text\": \"{}", "a".repeat(100_000));
+    let begin = |stream: &mut TcpStream| {
+        let head =
+            "POST /v1/tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 400000";
+        stream.write_all(format!("{head}\r\n\r\n{body}").as_bytes()).expect("sent");
+    };
+    // an address has half of it
+    let mut first = connect(&server, [127, 0, 0, 2], 6);
+    first.iter_mut().for_each(begin);
+    let refused = |streams: &mut [TcpStream], status: u16| {
+        // which of them comes too late is not determined
+        let mut found = None;
+        let start = Instant::now();
+        while found.is_none() && start.elapsed() < LIMIT {
+            for stream in streams.iter_mut() {
+                stream.set_read_timeout(Some(Duration::from_millis(50))).expect("a socket");
+                if matches!(stream.peek(&mut [0]), Ok(n) if n > 0) {
+                    stream.set_read_timeout(Some(LIMIT)).expect("a socket");
+                    found = Some(read_response(stream));
+                    break;
+                }
+            }
+        }
+        let found = found.expect("a refusal");
+        assert_eq!((found.status, &found.json()["error"]["code"]), (status, &json!("connection_memory")));
+        assert!(found.header("retry-after").is_some());
+    };
+    refused(&mut first, 429);
+    // all have the whole of it
+    let mut second = connect(&server, [127, 0, 0, 3], 6);
+    second.iter_mut().for_each(begin);
+    let mut third = connect(&server, [127, 0, 0, 4], 6);
+    refused(&mut second, 429);
+    third.iter_mut().for_each(begin);
+    refused(&mut third, 503);
+    assert_eq!((server.get("/livez").status, server.get("/metrics").status), (200, 200));
+    drop((first, second, third));
+    let start = Instant::now();
+    let request = json!({ "text": "dog ".repeat(10_000) });
+    while server.post("/v1/tokenize", &request).status != 200 {
+        assert!(start.elapsed() < LIMIT, "the memory of closed connections is not given back");
+    }
+}
+
+#[test]
+fn large_responses_are_streamed_and_the_same() {
+    let server = Server::start(&[]);
+    let text = "The dog é \"ran\" home.\n".repeat(3000);
+    let send = |path: &str, body: &Value| {
+        let response = server.post(path, body);
+        assert_eq!(response.status, 200, "{path}");
+        assert_eq!(response.header("transfer-encoding"), Some("chunked"), "{path}");
+        response.json()
+    };
+    let all = send("/v1/tokenize", &json!({ "text": text, "add_special": false }));
+    let tokens = all["tokens"].as_array().expect("tokens");
+    let n = tokens.len();
+    assert!(n > 5000 && all["count"] == json!(n));
+    assert_eq!((all["pieces"].as_array().map(Vec::len), all["offsets"].as_array().map(Vec::len)), (Some(n), Some(n)));
+    assert_eq!(all["offsets"][n - 1][1], json!(text.len()));
+    let llama = send("/tokenize", &json!({ "content": text }));
+    assert_eq!(llama["tokens"], all["tokens"]);
+    let with_pieces = send("/tokenize", &json!({ "content": text, "with_pieces": true }));
+    assert_eq!(with_pieces["tokens"][n - 1]["id"], tokens[n - 1]);
+    assert_eq!(send("/v1/detokenize", &json!({ "tokens": tokens })), json!({ "text": text }));
+    assert_eq!(send("/detokenize", &json!({ "tokens": tokens })), json!({ "content": text, "text": text }));
+    // part by part as the whole is decoded
+    let few = server.ok("/v1/detokenize", &json!({ "tokens": tokens[..70] }));
+    assert!(text.starts_with(few["text"].as_str().expect("a text").trim_end_matches('\u{fffd}')));
+    let inputs = vec!["dog"; 300];
+    let floats = send("/v1/embeddings", &json!({ "input": inputs }));
+    let one = server.ok("/v1/embeddings", &json!({ "input": "dog" }));
+    let vectors = floats["data"].as_array().expect("vectors");
+    assert_eq!((vectors.len(), &floats["model"]), (300, &one["model"]));
+    for (i, vector) in vectors.iter().enumerate() {
+        assert_eq!((&vector["index"], &vector["embedding"]), (&json!(i), &one["data"][0]["embedding"]));
+    }
+    assert_eq!(send("/embed", &json!({ "inputs": inputs }))[299], one["data"][0]["embedding"]);
+    assert_eq!(
+        send("/api/embed", &json!({ "model": one["model"], "input": inputs }))["embeddings"][7],
+        one["data"][0]["embedding"]
+    );
+    let base64 = server.ok("/v1/embeddings", &json!({ "input": inputs, "encoding_format": "base64" }));
+    assert_eq!(base64["data"].as_array().map(Vec::len), Some(300));
+}
+
 #[test]
 fn connections_without_a_request_are_closed() {
     let settings = ["--max-connections", "64", "--max-connections-per-address", "0", "--header-timeout", "0.5"];
@@ -79,7 +200,7 @@ fn connections_without_a_request_are_closed() {
         };
         stream.write_all(begin).expect("sent");
     }
-    // all connections are in use: this waits until the timeout closes one
+    // all connections are in use: this is served beyond the limit
     assert_eq!(server.get("/livez").status, 200);
     all.iter_mut().for_each(closed);
 }

@@ -377,6 +377,21 @@ fn stored_completions_need_a_directory_and_belong_to_a_tenant() {
     assert_eq!(send("key-a", "GET", &path, &json!({})).status, 404);
 }
 
+#[test]
+fn requests_for_what_is_stored_count_for_the_rate_of_a_key() {
+    let directory = Directory::new();
+    let keys = directory.write("api-keys", "key-a a\nkey-b b\n");
+    let server = start(&directory, &["--api-key-file", &keys, "--key-requests", "2"]);
+    let get = |key: &str, path: &str| {
+        let authorization = format!("Bearer {key}");
+        server.send("GET", path, &[("authorization", &authorization)], b"").status
+    };
+    assert_eq!([COMPLETIONS, "/v1/responses/none", COMPLETIONS].map(|path| get("key-a", path)), [200, 404, 429]);
+    assert_eq!(get("key-b", COMPLETIONS), 200);
+    // these cost nothing
+    assert_eq!(["/v1/models", "/livez", "/metrics"].map(|path| get("key-a", path)), [200, 200, 200]);
+}
+
 const RESPONSES: &str = "/v1/responses";
 
 /// A response to `input` that continues `previous`.

@@ -4,8 +4,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::input::Input;
-use crate::openai::embeddings::{EmbeddingRequest, Encoding};
+use crate::openai::embeddings::{EmbeddingRequest, Encoding, VectorList};
 use crate::parse_whole;
+use crate::pieces::{JsonPieces, text};
 
 /// Request of `POST /api/embed`.
 #[derive(Debug, Deserialize)]
@@ -78,6 +79,16 @@ pub struct OllamaEmbedResponse {
     pub load_duration: u64,
     /// Tokens of all inputs.
     pub prompt_eval_count: usize,
+}
+
+impl OllamaEmbedResponse {
+    /// The response in pieces.
+    pub fn pieces(model: &str, vectors: Vec<Vec<f32>>, total_duration: u64, n_tokens: usize) -> JsonPieces<VectorList> {
+        let before = format!("{{\"model\":{},\"embeddings\":[", text(model));
+        let end =
+            format!("],\"total_duration\":{total_duration},\"load_duration\":0,\"prompt_eval_count\":{n_tokens}}}");
+        VectorList::lists(vectors, before, end)
+    }
 }
 
 /// Response of `POST /api/embeddings`.

@@ -8,7 +8,9 @@ use starling::model::Model;
 
 use crate::error::ApiError;
 use crate::input::Input;
+use crate::llama_server::props::LlamaEmbedding;
 use crate::parse_whole;
+use crate::pieces::{JsonPieces, text, write};
 
 /// Request for embeddings.
 #[derive(Debug, Deserialize)]
@@ -148,19 +150,64 @@ pub fn check_lengths(
     Ok(())
 }
 
+impl Embedding {
+    fn new(index: usize, vector: Vec<f32>, encoding: Encoding) -> Embedding {
+        let embedding = match encoding {
+            Encoding::Float => Vector::Float(vector),
+            Encoding::Base64 => {
+                let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+                Vector::Base64(base64::engine::general_purpose::STANDARD.encode(bytes))
+            }
+        };
+        Embedding { object: "embedding", index, embedding }
+    }
+}
+
+/// Vectors that are written in pieces; each is freed once it was written.
+pub struct VectorList {
+    vectors: Vec<Vec<f32>>,
+    encoding: Encoding,
+}
+
+impl VectorList {
+    /// The vectors as JSON lists between `before`, which ends with `[`, and `end`.
+    pub fn lists(vectors: Vec<Vec<f32>>, before: String, end: String) -> JsonPieces<VectorList> {
+        let list = VectorList { vectors, encoding: Encoding::Float };
+        let n = list.vectors.len();
+        JsonPieces::new(list).list(before, n, |list, i, to| write(&list.take(i), to)).end(end)
+    }
+
+    /// The vectors as objects of llama-server.
+    pub fn llama(vectors: Vec<Vec<f32>>) -> JsonPieces<VectorList> {
+        let list = VectorList { vectors, encoding: Encoding::Float };
+        let n = list.vectors.len();
+        let write = |list: &mut VectorList, index: usize, to: &mut Vec<u8>| {
+            write(&LlamaEmbedding { index, embedding: vec![list.take(index)] }, to);
+        };
+        JsonPieces::new(list).list("[".into(), n, write).end("]".into())
+    }
+
+    fn take(&mut self, index: usize) -> Vec<f32> {
+        std::mem::take(&mut self.vectors[index])
+    }
+}
+
 impl EmbeddingResponse {
+    /// The response of [`EmbeddingResponse::new`] in pieces.
+    pub fn pieces(model: &str, vectors: Vec<Vec<f32>>, encoding: Encoding, n_tokens: usize) -> JsonPieces<VectorList> {
+        let list = VectorList { vectors, encoding };
+        let usage = EmbeddingUsage { prompt_tokens: n_tokens, total_tokens: n_tokens };
+        let (n, end) = (list.vectors.len(), format!("],\"model\":{},\"usage\":{}}}", text(model), text(&usage)));
+        let write = |list: &mut VectorList, index: usize, to: &mut Vec<u8>| {
+            let vector = list.take(index);
+            write(&Embedding::new(index, vector, list.encoding), to);
+        };
+        JsonPieces::new(list).list("{\"object\":\"list\",\"data\":[".into(), n, write).end(end)
+    }
+
     /// The response with `vectors`, of inputs of `n_tokens` tokens in all.
     pub fn new(model: &str, vectors: Vec<Vec<f32>>, encoding: Encoding, n_tokens: usize) -> EmbeddingResponse {
-        let embedding = |(index, vector): (usize, Vec<f32>)| {
-            let embedding = match encoding {
-                Encoding::Float => Vector::Float(vector),
-                Encoding::Base64 => {
-                    let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
-                    Vector::Base64(base64::engine::general_purpose::STANDARD.encode(bytes))
-                }
-            };
-            Embedding { object: "embedding", index, embedding }
-        };
+        let embedding = |(index, vector)| Embedding::new(index, vector, encoding);
         EmbeddingResponse {
             object: "list",
             data: vectors.into_iter().enumerate().map(embedding).collect(),

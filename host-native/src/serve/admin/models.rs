@@ -90,7 +90,7 @@ fn info(entry: &Entry) -> ModelInfo {
         status: state.name(),
         error: if let ModelState::Failed(why) = &state { Some(why.to_string()) } else { None },
         source: entry.source(),
-        breaker: entry.breaker.name(),
+        breaker: entry.breaker_name(),
         pinned: settings.pin,
         idle_seconds: entry.idle_time().as_secs_f64(),
         loaded: entry.instance().map(|instance| {

@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 
 use super::super::auth::Keys;
 use super::super::config::{LIVE, ModelEntry, TABLE};
+use super::super::connection_memory::MemoryLimits;
 use super::super::models::loading;
 use super::super::models::pool::{Entry, ModelPool, SwapOptions};
 use super::super::start::{log_filter, read_policy};
@@ -81,6 +82,7 @@ pub async fn reload(server: &Arc<Server>) -> Result<Reloaded, Failure> {
     let added =
         server.pool.change_models(added, &gone, &models, || set_all(server, new, settings).map_err(Failure::Usage))?;
     known.iter().chain(&added).for_each(|entry| entry.set_configured());
+    server.memory.set_limits(MemoryLimits::new(&server.settings(), &keys));
     server.keys.set(keys);
     server.policy.set(policy);
     if let (Some(live), Some(keys)) = (&server.admin_keys, admin_keys) {

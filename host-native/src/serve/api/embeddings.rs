@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::response::Response;
 use starling::embed::Pooling;
 use starling::tokenizer::EncodeOptions;
@@ -12,15 +11,15 @@ use starling_api::input::Input;
 use starling_api::openai::embeddings::{EmbeddingRequest, EmbeddingResponse, check_texts};
 
 use super::super::models::instance::ModelInstance;
-use super::super::offload::offload;
 use super::super::policy::apply_to_input;
 use super::super::queue::{Deadlines, TextJob, Update, updates};
 use super::super::reuse::Reuse;
 use super::super::state::{Caller, Server};
 use super::super::trace::{Number, Trace};
 use super::body::Body;
-use super::error::{ApiError, ErrorBody, HttpError, json};
+use super::error::{ApiError, ErrorBody, HttpError, request_id};
 use super::messages::offload_tokenize;
+use super::pieces::json_pieces;
 use super::sse::engine_failed;
 
 /// Create embeddings of texts.
@@ -39,9 +38,7 @@ pub async fn embeddings(
 ) -> Result<Response, HttpError> {
     let encoding = body.encoding_format.unwrap_or_default();
     let Embedded { instance, vectors, n_tokens } = embed_inputs(&server, &caller, body, false).await?;
-    let size = vectors.iter().map(Vec::len).sum();
-    let build = move || json(StatusCode::OK, &EmbeddingResponse::new(&instance.name, vectors, encoding, n_tokens));
-    Ok(offload(size, build).await?)
+    Ok(json_pieces(&caller.memory, EmbeddingResponse::pieces(&instance.name, vectors, encoding, n_tokens)))
 }
 
 /// Vectors of the inputs of a request.
@@ -73,6 +70,9 @@ pub async fn embed_inputs(
     let empty = Input::Texts(Vec::new());
     let (model, size, input) =
         (Arc::clone(&instance.model), body.input.bytes(), std::mem::replace(&mut body.input, empty));
+    // vectors, and tokens as they are estimated
+    let width = body.dimensions.unwrap_or(usize::MAX).min(instance.model.n_embd_out());
+    caller.memory.grow(n.saturating_mul(size_of::<f32>() * width).saturating_add(2 * size))?;
     let encode = move || {
         let options = EncodeOptions { add_special: true, parse_special: false };
         Ok(input.each(|text| model.tokenizer.encode(&text, options), |tokens| tokens))
@@ -148,6 +148,8 @@ pub async fn compute(
     texts: Vec<Vec<u32>>,
 ) -> Result<Vec<Vec<f32>>, ApiError> {
     let (n, tokens) = (texts.len(), texts.iter().map(Vec::len).sum::<usize>());
+    let flow = caller.flow(form.user, None);
+    let trial = instance.admit(&flow.tenant)?;
     caller
         .tenant
         .count_tokens(tokens, instance.settings().key_tokens)
@@ -156,10 +158,14 @@ pub async fn compute(
     let (to, mut updates) = updates(n, 1, Arc::clone(&caller.usage));
     let (queue, total) = (instance.settings().queue_timeout, instance.settings().request_timeout);
     let times = Deadlines { arrival: caller.arrival, queue, total, partial: false };
-    let TextForm { dimensions, user, pooling } = *form;
-    let job = |(index, tokens)| TextJob { index, tokens, dimensions, pooling, to: to.clone(), times };
+    updates.hold_trial(trial);
+    let TextForm { dimensions, pooling, .. } = *form;
+    let request_id: Arc<str> = request_id().unwrap_or_default().into();
+    let job = |(index, tokens)| {
+        let (to, request_id) = (to.clone(), Arc::clone(&request_id));
+        TextJob { index, tokens, dimensions, pooling, to, times, request_id, n_faults: 0 }
+    };
     let jobs = texts.into_iter().enumerate().map(job).collect();
-    let flow = caller.flow(user, None);
     let queued = Instant::now();
     let ticket = instance.queue.embed(&flow, tokens.div_ceil(n), times.deadline(), jobs);
     updates.hold(ticket.inspect_err(|closed| instance.metrics.rejected(closed.name()))?);

@@ -11,10 +11,10 @@ use starling_api::llama_server::props::{
     ChatInputTokens, DefaultSettings, LlamaEmbedding, LlamaEmbeddingRequest, Modalities, Props,
 };
 use starling_api::llama_server::request::LlamaCompletionRequest;
-use starling_api::llama_server::tokenize::{LlamaText, LlamaTokenizeRequest, Tokenized};
-use starling_api::native::tokenize::{DetokenizeRequest, DetokenizeResponse};
+use starling_api::llama_server::tokenize::{LlamaText, LlamaTokenList, LlamaTokenizeRequest, Tokenized};
+use starling_api::native::tokenize::DetokenizeRequest;
 use starling_api::openai::chat::ChatCompletionRequest;
-use starling_api::openai::embeddings::{EmbeddingRequest, Encoding};
+use starling_api::openai::embeddings::{EmbeddingRequest, Encoding, VectorList};
 use starling_api::openai::options::{Logprobs, Options};
 use starling_api::stream::{Framing, ServerSentEvent};
 
@@ -26,8 +26,9 @@ use super::embeddings::embed_inputs;
 use super::error::{ApiError, ErrorBody, HttpError, json, with_skipped};
 use super::messages::offload_tokenize;
 use super::options::sampling;
+use super::pieces::json_pieces;
 use super::text::{TextPrompt, TextRequest, start_text};
-use super::tokenize::decode;
+use super::tokenize::{TokenMemory, decode};
 use super::writes::Writes;
 
 /// Continue prompts: the response is a list if there are several.
@@ -128,9 +129,7 @@ pub async fn embedding(
     let encoding_format = Some(Encoding::Float);
     let request = EmbeddingRequest { model: None, input: body.content, encoding_format, dimensions: None, user: None };
     let vectors = embed_inputs(&server, &caller, request, false).await?.vectors;
-    let embedding = |(index, vector)| LlamaEmbedding { index, embedding: vec![vector] };
-    let all: Vec<LlamaEmbedding> = vectors.into_iter().enumerate().map(embedding).collect();
-    Ok(json(StatusCode::OK, &all))
+    Ok(json_pieces(&caller.memory, VectorList::llama(vectors)))
 }
 
 /// Tokenise a text.
@@ -148,8 +147,18 @@ pub async fn tokenize(
 ) -> Result<Response, HttpError> {
     let instance = server.model(body.model.as_deref(), None, &caller).await?;
     let (max_model_len, body_len) = (instance.n_ctx(), body.len_bytes());
-    let encode = move || Ok(json(StatusCode::OK, &body.tokenize(&instance.model.tokenizer, max_model_len)?));
-    Ok(offload_tokenize(body_len, encode).await?)
+    let memory = TokenMemory::new(&caller, body_len)?;
+    let list = offload_tokenize(body_len, move || body.list(Arc::clone(&instance.model))).await?;
+    match list {
+        LlamaTokenList::Llama(list) => {
+            memory.settle(list.n_bytes())?;
+            Ok(json_pieces(&caller.memory, list.response()))
+        }
+        LlamaTokenList::Native(list) => {
+            memory.settle(list.n_bytes())?;
+            Ok(json_pieces(&caller.memory, list.response(max_model_len)))
+        }
+    }
 }
 
 /// Decode tokens.
@@ -165,7 +174,7 @@ pub async fn detokenize(
     caller: Caller,
     Body(body): Body<DetokenizeRequest>,
 ) -> Result<Response, HttpError> {
-    decode(&server, &caller, body, |DetokenizeResponse { text }| LlamaText { content: text.clone(), text }).await
+    decode(&server, &caller, body, &["content", "text"]).await
 }
 
 /// Properties of the server and its default model.

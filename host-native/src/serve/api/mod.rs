@@ -16,6 +16,7 @@ pub mod models;
 pub mod ollama;
 pub mod options;
 pub mod params;
+pub mod pieces;
 pub mod receipts;
 pub mod rerank;
 pub mod responses;

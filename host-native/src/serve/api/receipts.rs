@@ -8,6 +8,7 @@ use axum::response::Response;
 use starling::pool::Inline;
 use starling::receipt::{VerifyError, verify};
 use starling_api::native::verify::{VerifyRequest, VerifyResponse};
+use tokio::time::timeout;
 
 use super::super::state::{Caller, Server};
 use super::body::Body;
@@ -43,8 +44,10 @@ pub async fn verify_receipt(
         .count_tokens(n, instance.settings().key_tokens)
         .inspect_err(|_| instance.metrics.rejected("key_tokens"))?;
     // memory for one replay at a time, beside the engine's own
-    let turn = Arc::clone(&instance.replay).try_acquire_owned();
-    let turn = turn.map_err(|_| ApiError::unavailable("another receipt is being checked; try again later"))?;
+    let turn = timeout(instance.settings().queue_timeout, instance.replay.take(&caller.tenant.name)).await;
+    let late = |_| ApiError::unavailable("other receipts are being checked; try again later").code("queue_timeout");
+    let turn =
+        turn.map_err(late)?.map_err(ApiError::from).inspect_err(|_| instance.metrics.rejected("tenant_requests"))?;
     let replay = tokio::task::spawn_blocking(move || {
         let _turn = turn;
         verify(&instance.model, &instance.model_sha256, instance.cpu, &Inline, sizes.n_ctx, &receipt)

@@ -1,6 +1,7 @@
 //! Chat completions of requests with `store: true`: kept in the state store, retrieved, changed and deleted by ID.
 
 use std::future::Future;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -18,7 +19,7 @@ use starling_api::openai::stored::{
 
 use super::super::offload::offload;
 use super::super::state::{Caller, Server, unix_millis};
-use super::super::state_store::{Kind, RowId, RowInfo, StateError, StateStore};
+use super::super::state_store::{Kind, PageOf, RowId, RowInfo, StateError, StateStore};
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, HttpError, json};
 use super::params::{PathParams, QueryParams};
@@ -301,6 +302,7 @@ pub async fn messages(
     QueryParams(query): QueryParams<Vec<(String, String)>>,
 ) -> Result<Response, HttpError> {
     let query = PageQuery::new(query)?;
+    let _turn = server.lists.take(&caller.tenant.name).await.map_err(ApiError::from)?;
     let (stored, ..) = read(&server, &caller, &id).await?;
     let messages: Vec<Box<RawValue>> = serde_json::from_slice(&stored.messages).map_err(|_| malformed())?;
     let messages = messages.into_iter().enumerate().map(|(i, message)| (format!("{id}-{i}"), message)).collect();
@@ -324,26 +326,57 @@ pub async fn list(
     let query = PageQuery::new(query)?;
     let store = Arc::clone(server.state_store("stored completions")?);
     let tenant = Arc::clone(&caller.tenant.name);
+    let _turn = server.lists.take(&tenant).await.map_err(ApiError::from)?;
     let list = offload(usize::MAX, move || page(&store, &tenant, &query)).await??;
     Ok(json(StatusCode::OK, &list))
 }
 
-/// The page of a tenant's completions; reads as many rows as it needs.
+/// Bytes of a page after which no further completion is added.
+const PAGE_BYTES: usize = 4 << 20;
+
+/// The page of a tenant's completions; reads the rows that it has.
 fn page(store: &StateStore, tenant: &str, query: &PageQuery) -> Result<StoredList, ApiError> {
-    let mut rows = store.list(Kind::Completion, Some(tenant));
-    rows.sort_by(|(a, a_info), (b, b_info)| (a_info.created, a).cmp(&(b_info.created, b)));
-    let rest = query.rest(rows, |(row, _)| &row.id).ok_or_else(|| not_found("after"))?;
-    let mut found = Vec::new();
-    for (row, _) in rest {
+    let metadata = query.metadata.iter().map(|(name, value)| metadata_label(name, value));
+    let labels: Vec<u64> = metadata.chain(query.model.as_deref().map(model_label)).collect();
+    let PageQuery { after, limit, is_descending, .. } = query;
+    let page = PageOf { after: after.as_deref(), is_descending: *is_descending, labels: &labels, limit: limit + 1 };
+    let rows = store.page(Kind::Completion, tenant, &page).ok_or_else(|| not_found("after"))?;
+    let (mut found, mut n_bytes) = (Vec::new(), 0);
+    for row in rows {
+        if n_bytes > PAGE_BYTES {
+            return Ok(StoredList::new(found, true));
+        }
         // one may be deleted meanwhile
         let Some(value) = store.read(&row).map_err(|e| state_error(&e))? else { continue };
         let stored = Stored::decode(&value).ok_or_else(malformed)?;
         if stored.fits(query) {
+            n_bytes += stored.completion.len();
             found.push((row.id.to_string(), stored.json().ok_or_else(malformed)?));
-        }
-        if found.len() > query.limit {
-            break;
         }
     }
     Ok(query.list(found))
+}
+
+/// What a stored row is found by: the model and the metadata of a completion.
+pub fn labels(kind: Kind, value: &[u8]) -> Vec<u64> {
+    let Some(stored) = Some(value).filter(|_| kind == Kind::Completion).and_then(Stored::decode) else {
+        return Vec::new();
+    };
+    let metadata = stored.metadata.iter().map(|(name, value)| metadata_label(name, value));
+    metadata.chain(stored.model().as_deref().map(model_label)).collect()
+}
+
+fn model_label(name: &str) -> u64 {
+    label(&("model", name))
+}
+
+fn metadata_label(name: &str, value: &str) -> u64 {
+    label(&("metadata", name, value))
+}
+
+/// A hash that two labels rarely share; what is found by it is compared.
+fn label(of: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
 }

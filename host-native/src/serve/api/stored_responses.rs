@@ -241,6 +241,7 @@ pub async fn input_items(
     QueryParams(query): QueryParams<Vec<(String, String)>>,
 ) -> Result<Response, HttpError> {
     let query = PageQuery::newest_first(query)?;
+    let _turn = server.lists.take(&caller.tenant.name).await.map_err(ApiError::from)?;
     let items = of_path(&server, &caller, &id).await?.into_input();
     let no_item = || ApiError::param("after", "after: the response has no item of this ID");
     let rest = query.rest(items, |(id, _)| id).ok_or_else(no_item)?;

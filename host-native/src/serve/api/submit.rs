@@ -111,10 +111,12 @@ fn enqueue(
     }
     if instance.pressure.level() >= MAX_LEVEL && flow.priority != Priority::High {
         instance.metrics.rejected("memory_pressure");
-        let error =
-            ApiError::unavailable("memory is short: only requests of high priority are accepted; try again later");
+        let error = ApiError::unavailable(
+            "memory is short: only requests of high priority are accepted, of keys with max-priority=high; try again later",
+        );
         return Err(ApiError { retry: Some(PRESSURE_RETRY), ..error }.code("memory_pressure"));
     }
+    let trial = instance.admit(&flow.tenant)?;
     let max_tokens = |r: &Request| r.max_tokens.unwrap_or(1);
     let each = requests.iter().map(max_tokens).max().unwrap_or(1);
     let tokens: usize = requests.iter().map(|r| (r.tokens.len() + max_tokens(r)) * n).sum();
@@ -124,6 +126,7 @@ fn enqueue(
         .count_tokens(tokens, instance.settings().key_tokens)
         .inspect_err(|_| instance.metrics.rejected("key_tokens"))?;
     let (to, mut updates) = updates(count, each, usage);
+    updates.hold_trial(trial);
     let (queue, total) = (instance.settings().queue_timeout, instance.settings().request_timeout);
     let times = Deadlines { arrival: caller.arrival, queue, total, partial };
     if let [request] = &requests[..]

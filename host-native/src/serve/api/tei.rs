@@ -7,12 +7,14 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use starling::embed::Pooling;
 use starling::receipt::Hex;
+use starling_api::openai::embeddings::VectorList;
 use starling_api::tei::{TeiEmbedRequest, TeiError, TeiInfo, TeiModelType};
 
 use super::super::state::{Caller, Server};
 use super::body::Body;
 use super::embeddings::embed_inputs;
 use super::error::{HttpError, json};
+use super::pieces::json_pieces;
 
 /// Create embeddings.
 ///
@@ -29,7 +31,8 @@ pub async fn embed(
     Body(body): Body<TeiEmbedRequest>,
 ) -> Result<Response, HttpError> {
     let (request, truncate) = body.into_embedding()?;
-    Ok(json(StatusCode::OK, &embed_inputs(&server, &caller, request, truncate).await?.vectors))
+    let vectors = embed_inputs(&server, &caller, request, truncate).await?.vectors;
+    Ok(json_pieces(&caller.memory, VectorList::lists(vectors, "[".into(), "]".into())))
 }
 
 /// Describe the default model.

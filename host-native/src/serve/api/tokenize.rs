@@ -3,20 +3,20 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::response::Response;
-use serde::Serialize;
 use starling_api::messages::{chat_end, check_messages};
 use starling_api::native::tokenize::{
-    DetokenizeRequest, DetokenizeResponse, TemplateRequest, TemplateResponse, TokenizeRequest, TokenizeResponse,
+    DetokenizeRequest, DetokenizeResponse, Rendered, TemplateRequest, TemplateResponse, TokenizeRequest,
+    TokenizeResponse,
 };
 use starling_api::tools::parse_tool_choice;
 
 use super::super::offload::offload;
 use super::super::state::{Caller, Server};
 use super::body::Body;
-use super::error::{ErrorBody, HttpError, json};
+use super::error::{ApiError, ErrorBody, HttpError};
 use super::messages::{offload_tokenize, render};
+use super::pieces::json_pieces;
 
 /// Tokenise a text.
 ///
@@ -33,10 +33,38 @@ pub async fn tokenize(
 ) -> Result<Response, HttpError> {
     let instance = server.model(body.model.as_deref(), None, &caller).await?;
     let max_model_len = instance.n_ctx();
-    let response = offload_tokenize(body.text.len(), move || {
-        Ok(json(StatusCode::OK, &body.tokenize(&instance.model.tokenizer, max_model_len)))
-    });
-    Ok(response.await?)
+    let size = body.text.len();
+    let memory = TokenMemory::new(&caller, size)?;
+    let list = offload_tokenize(size, move || Ok(body.list(Arc::clone(&instance.model)))).await?;
+    memory.settle(list.n_bytes())?;
+    Ok(json_pieces(&caller.memory, list.response(max_model_len)))
+}
+
+/// Memory for the tokens of a text.
+pub struct TokenMemory<'a> {
+    caller: &'a Caller,
+    estimate: usize,
+}
+
+impl<'a> TokenMemory<'a> {
+    /// Takes memory for the tokens of a text of `size` bytes, before it is tokenised.
+    ///
+    /// # Errors
+    /// If there is too little.
+    pub fn new(caller: &'a Caller, size: usize) -> Result<TokenMemory<'a>, ApiError> {
+        // a token is four bytes long or more in most texts, and takes a number and a range
+        let estimate = size.saturating_mul(8);
+        caller.memory.grow(estimate)?;
+        Ok(TokenMemory { caller, estimate })
+    }
+
+    /// The tokens have `n_bytes` bytes.
+    ///
+    /// # Errors
+    /// If there is too little memory for them.
+    pub fn settle(self, n_bytes: usize) -> Result<(), ApiError> {
+        Ok(self.caller.memory.settle(self.estimate, n_bytes)?)
+    }
 }
 
 /// Decode tokens.
@@ -52,23 +80,22 @@ pub async fn detokenize(
     caller: Caller,
     Body(body): Body<DetokenizeRequest>,
 ) -> Result<Response, HttpError> {
-    decode(&server, &caller, body, |text| text).await
+    decode(&server, &caller, body, &["text"]).await
 }
 
-/// Decodes tokens; the response is what `form` makes of the text.
+/// Decodes tokens; the response has the text under each of `names`.
 ///
 /// # Errors
 /// A wrong request.
-pub async fn decode<T: Serialize>(
+pub async fn decode(
     server: &Server,
     caller: &Caller,
     body: DetokenizeRequest,
-    form: impl FnOnce(DetokenizeResponse) -> T + Send + 'static,
+    names: &[&str],
 ) -> Result<Response, HttpError> {
     let instance = server.model(body.model.as_deref(), None, caller).await?;
-    let n_tokens = body.tokens.len();
-    let decode = move || Ok(json(StatusCode::OK, &form(body.detokenize(&instance.model.tokenizer)?)));
-    offload(n_tokens, decode).await?
+    let list = offload(body.tokens.len(), move || body.list(Arc::clone(&instance.model))).await??;
+    Ok(json_pieces(&caller.memory, list.response(names)))
 }
 
 /// Render messages by the model's chat template.
@@ -108,7 +135,7 @@ async fn render_template(
     let instance = server.model(body.model.as_deref(), None, caller).await?;
     let end = chat_end(body.continue_final_message, body.add_generation_prompt)?;
     // a template is a program: never on a thread that serves connections
-    let response = offload_tokenize(usize::MAX, move || {
+    let rendered = offload_tokenize(usize::MAX, move || {
         let tools = parse_tool_choice(instance.template.source(), body.tools, None, true)?.tools;
         let rendered = render(&instance, check_messages(body.messages)?, tools, Vec::new(), end)?;
         let tokenizer = &instance.model.tokenizer;
@@ -118,7 +145,9 @@ async fn render_template(
         if let Some(rest) = bos.and_then(|bos| prompt.strip_prefix(bos)) {
             prompt = rest.to_string();
         }
-        Ok(json(StatusCode::OK, &TemplateResponse { prompt, tokens }))
+        Ok(Rendered::new(prompt, tokens))
     });
-    Ok(response.await?)
+    let rendered = rendered.await?;
+    caller.memory.grow(rendered.n_bytes()).map_err(ApiError::from)?;
+    Ok(json_pieces(&caller.memory, rendered.response()))
 }

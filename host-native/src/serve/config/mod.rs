@@ -85,7 +85,7 @@ settings! {
     cpu_affinity "cpu-affinity" Affinity = Affinity::default(), "CPUS", "CPUs of the model's threads, such as 0-7; lists for several workers are separated by `/`, as in 0-7/8-15 [default: any]" per model;
     strategy "strategy" Strategy = Strategy::PrefixAware, "NAME", "How a worker is chosen for a request: round-robin, least-loaded, memory-aware (most free KV pages), or prefix-aware (longest cached prefix, then load)" per model;
     aliases "aliases" Vec<String> = Vec::new(), "NAMES", "Further names of the model in the API, comma-separated" per model;
-    breaker_faults "breaker-faults" usize = 5, "N" in 0.0..=1000.0, "Number of worker failures and missed deadlines within breaker-window after which requests to the model are refused with status 503; 0: never" per model;
+    breaker_faults "breaker-faults" usize = 5, "N" in 0.0..=1000.0, "Number of worker failures and missed deadlines within breaker-window after which requests to the model are refused with status 503: of the tenant whose requests caused them, or of all if no one tenant did; 0: never" per model;
     breaker_window "breaker-window" Duration = Duration::from_secs(60), "SECONDS" in 0.1..=86_400.0, "Period over which breaker-faults are counted, in seconds" per model;
     breaker_open "breaker-open" Duration = Duration::from_secs(30), "SECONDS" in 0.1..=86_400.0, "Time after which a request may try a model again that breaker-faults has stopped, in seconds" per model;
     memory_pressure "memory-pressure" bool = true, "BOOL", "React to memory pressure of the control group or the machine: smaller batches, eviction, unloading of idle models, then refusal of requests below high priority";
@@ -148,12 +148,15 @@ settings! {
     max_header "max-header" Bytes = Bytes(32 << 10), "BYTES" in 8192.0..=1_048_576.0, "Maximum size of a request's headers, in bytes";
     header_timeout "header-timeout" Duration = Duration::from_secs(15), "SECONDS" in 0.001..=3600.0, "Time for a request's headers, for a TLS handshake, and for a connection without a request in progress, in seconds; then the connection is closed";
     body_timeout "body-timeout" Duration = Duration::from_secs(30), "SECONDS" in 0.001..=3600.0, "Time for a request body, in seconds; then the request fails with status 408";
+    body_rate "body-rate" Bytes = Bytes(1 << 10), "BYTES" in 0.0..=1.1e9, "Minimum rate of a request body after its first 5 seconds, in bytes per second; a slower request fails with status 408; 0: none";
     write_timeout "write-timeout" Duration = Duration::from_secs(60), "SECONDS" in 0.001..=3600.0, "Maximum time without a byte of a response being received by the client, in seconds; then its connection or HTTP/2 stream is closed";
     sse_keep_alive "sse-keep-alive" Duration = Duration::from_secs(15), "SECONDS" in 0.0..=3600.0, "Time without events after which an event stream sends a comment line, in seconds, so that proxies keep the connection; 0: never";
-    max_connections "max-connections" usize = 1024, "N" in 1.0..=65_536.0, "Maximum open connections; further ones wait to be accepted";
-    max_connections_per_address "max-connections-per-address" Option<usize> = None, "N" in 0.0..=65_536.0, "Maximum open connections of one client address (IPv6: of one /64 network); further ones are closed; 0: no limit [default: half of max-connections]";
+    max_connections "max-connections" usize = 1024, "N" in 1.0..=65_536.0, "Maximum open connections; further ones get status 503, but probes and administrators are served";
+    max_connections_per_address "max-connections-per-address" Option<usize> = None, "N" in 0.0..=65_536.0, "Maximum open connections of one client address (IPv6: of one /64 network); further ones get status 503, but probes and administrators are served; 0: no limit [default: half of max-connections]";
+    connection_memory "connection-memory" Bytes = Bytes(512 << 20), "BYTES" in 1_048_576.0..=1.1e12, "Memory for requests and responses of all connections, in bytes: bodies, what is parsed from them, and responses that clients have not read; requests beyond it get status 503";
+    connection_memory_share "connection-memory-share" f32 = 0.5, "X" in 0.01..=1.0, "Share of connection-memory that one tenant, and one client address (IPv6: one /64 network), may have; requests beyond it get status 429. Without tenants only the address counts";
     api_key "api-key" Option<String> = None, "KEY", "API key that clients must send; prefer STARLING_API_KEY, as other users of the machine can read command lines";
-    api_key_file "api-key-file" Option<PathBuf> = None, "FILE", "File of clients, one per line: an API key, cert:NAME or hmac:ID:SECRET, then optionally the tenant's name and its share of turns (1 to 1000)";
+    api_key_file "api-key-file" Option<PathBuf> = None, "FILE", "File of clients, one per line: an API key, cert:NAME or hmac:ID:SECRET, then optionally the tenant's name, its share of turns (1 to 1000), and max-priority=high, which lets its requests have a higher priority than those of other tenants";
     key_requests "key-requests" u32 = 0, "N", "Maximum requests per minute and API key; 0: no limit";
     key_tokens "key-tokens" u32 = 0, "N", "Maximum tokens per minute and API key, prompt and max_tokens together; 0: no limit";
     allow_no_key "allow-no-key" bool = false, "BOOL", "Allow listening on other than loopback addresses without API keys: anyone who reaches the address can use the server";

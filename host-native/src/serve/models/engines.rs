@@ -83,10 +83,14 @@ impl BatchLimits {
     }
 
     pub fn apply(&self, engine: &mut Engine) {
-        let divisor = self.divisor.load(Ordering::Relaxed);
-        let [batch_tokens, prefill_chunk] =
-            [&self.batch_tokens, &self.prefill_chunk].map(|limit| (limit.load(Ordering::Relaxed) / divisor).max(1));
+        let [batch_tokens, prefill_chunk] = self.current();
         engine.set_batch_limits(batch_tokens, prefill_chunk);
+    }
+
+    /// Maximum tokens of a batch, and of one with decode rows.
+    pub fn current(&self) -> [usize; 2] {
+        let divisor = self.divisor.load(Ordering::Relaxed);
+        [&self.batch_tokens, &self.prefill_chunk].map(|limit| (limit.load(Ordering::Relaxed) / divisor).max(1))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use sha2::{Digest, Sha256};
 use starling::chat::ChatTemplate;
@@ -13,8 +13,11 @@ use starling::kernels::Cpu;
 use starling::kv::KvStats;
 use starling::model::Model;
 use starling::tokenizer::DecodeOptions;
+use starling_api::error::ApiError;
 
+use super::super::breaker::{Breaker, Trial};
 use super::super::config::{Live, Settings};
+use super::super::fair_turns::FairTurns;
 use super::super::kv_disk::Namespace;
 use super::super::model_metrics::{self, ModelMetrics, Snapshot};
 use super::super::pressure::Pressure;
@@ -28,6 +31,7 @@ use super::cores::{SharedThreads, Threads};
 use super::dispatch::Dispatcher;
 use super::engines::Shared;
 use super::loading;
+use super::pool::PoolError;
 use super::status::{WorkerHandle, WorkerState};
 use super::worker::{Worker, requeue};
 use crate::error::Failure;
@@ -64,13 +68,14 @@ pub struct ModelInstance {
     pub threads: usize,
     pub queue: Arc<Queue>,
     pub workers: Workers,
+    pub breaker: Arc<Breaker>,
     pub metrics: Arc<ModelMetrics>,
     pub sessions: Arc<Sessions>,
     /// Writes the sessions (`--state-dir`).
     pub journal: Option<Arc<SessionJournal>>,
     pub slots: Arc<Slots>,
     /// Receipts are replayed one at a time.
-    pub replay: Arc<tokio::sync::Semaphore>,
+    pub replay: Arc<FairTurns>,
     /// Time of the load in Unix time.
     pub created: u64,
     /// Where the model was loaded from.
@@ -150,6 +155,18 @@ impl ModelInstance {
         let age = workers.iter().filter(|w| !w.status.has_ended()).map(|w| w.status.age()).min()?;
         let limit = self.settings().stall_timeout.as_secs_f64();
         Some(format!("engine stalled: no step of {} for {} s, stall-timeout {limit} s", self.name, age.as_secs()))
+    }
+
+    /// Lets a request of a tenant pass that the model's workers will answer, unless the circuit breaker is open.
+    ///
+    /// # Errors
+    /// 503.
+    pub fn admit(&self, tenant: &Arc<str>) -> Result<Option<Trial>, ApiError> {
+        self.breaker.admit(tenant, Instant::now()).map_err(|wait| {
+            let error = PoolError::Broken { name: Arc::clone(&self.name), wait };
+            self.metrics.rejected(error.code());
+            error.into()
+        })
     }
 
     /// Whether a file of the model was replaced since the load.
@@ -370,8 +387,8 @@ impl Workers {
             );
             self.shared.metrics.worker_fault("stall");
             self.shared.dispatcher.clear_cache(worker.id);
-            let fault = format!("no step for {seconds} s").into();
-            requeue(&self.shared, worker.id, jobs.into_iter().map(|running| running.queued).collect(), &fault);
+            let fault: Arc<str> = format!("no step for {seconds} s").into();
+            requeue(&self.shared, worker.id, jobs.into_iter().map(|running| running.queued).collect(), Some(&fault));
             self.shared.queue.notify();
         }
         let now: Vec<WorkerState> = self.list().iter().map(|worker| worker.status.state()).collect();

@@ -10,9 +10,10 @@ use starling::model::Model;
 use starling::structure;
 use starling_api::openai::response::system_fingerprint;
 
-use super::super::breaker::Breaker;
+use super::super::breaker::{Breaker, BreakerLimits};
 use super::super::config::{Live, ModelEntry, Settings};
 use super::super::failures::SharedFailures;
+use super::super::fair_turns::{FairTurns, TurnLimits};
 use super::super::kv_disk::Namespace;
 use super::super::metrics::Metrics;
 use super::super::model_metrics::ModelMetrics;
@@ -38,6 +39,8 @@ use crate::{chat, load};
 
 /// Maximum texts of an embedding batch.
 const MAX_BATCH_TEXTS: usize = 256;
+/// Receipts that are replayed at a time: one, for its memory.
+const REPLAYS: TurnLimits = TurnLimits { running: 1, waiting: 4 };
 
 /// What all models share.
 pub struct Resources {
@@ -63,7 +66,6 @@ pub struct Identity {
     pub journal: Option<Arc<SessionJournal>>,
     /// Namespaces of its KV pages on disk, of all loads: another file, or another KV type, has another.
     pub kv_namespaces: Arc<Mutex<Vec<Namespace>>>,
-    pub breaker: Arc<Breaker>,
     /// Largest `batch_tokens` that may be set while the model serves.
     pub batch_capacity: usize,
 }
@@ -199,6 +201,7 @@ pub fn load(
         .map(|options| EngineOptions { batch_tokens: options.batch_tokens.max(identity.batch_capacity), ..options });
     let embedder = EmbedderOptions { max_texts: MAX_BATCH_TEXTS, batch_tokens: settings.embed_tokens, n_ctx };
     let queue = Arc::new(Queue::new(limits(&settings), settings.max_inputs));
+    let breaker = Arc::new(Breaker::new(BreakerLimits::new(&settings)));
     let shared = Shared {
         name: Arc::clone(&identity.name),
         model: Arc::clone(&model),
@@ -211,7 +214,7 @@ pub fn load(
         metrics: Arc::clone(&identity.metrics),
         dispatcher: Arc::new(Dispatcher::new(settings.strategy)),
         failures: Arc::clone(&resources.failures),
-        breaker: Arc::clone(&identity.breaker),
+        breaker: Arc::clone(&breaker),
         batch: Arc::new(BatchLimits::new(settings.batch_tokens.max(settings.max_seqs), settings.prefill_chunk)),
         stall_timeout: settings.stall_timeout,
         disk: resources.disk.clone(),
@@ -263,11 +266,12 @@ pub fn load(
         threads,
         queue,
         workers,
+        breaker,
         metrics: Arc::clone(&identity.metrics),
         sessions: Arc::clone(&identity.sessions),
         journal: identity.journal.clone(),
         slots: Arc::new(Slots::new(engine.map_or(0, |options| options.max_seqs))),
-        replay: Arc::new(tokio::sync::Semaphore::new(1)),
+        replay: Arc::new(FairTurns::new(REPLAYS)),
         created: unix_now(),
         source: entry.args.model.as_deref().map_or(load::BUNDLED_NAME.into(), |path| path.display().to_string()),
         files,

@@ -20,4 +20,5 @@ pub mod pool;
 pub mod self_test;
 pub mod split;
 pub mod status;
+mod texts;
 pub mod worker;

@@ -80,7 +80,8 @@ pub struct Entry {
     pub journal: Option<Arc<SessionJournal>>,
     /// Namespaces of its KV pages on disk, of all loads.
     kv_namespaces: Arc<Mutex<Vec<Namespace>>>,
-    pub breaker: Arc<Breaker>,
+    /// Counts the loads for requests that failed by the model's fault.
+    loads: Arc<Breaker>,
     /// Largest `batch_tokens` that may be set while the model serves: as configured.
     pub batch_capacity: usize,
     /// Whether the configuration has it, not an administrator or the directory of models.
@@ -113,6 +114,12 @@ impl Entry {
     /// Notes that the configuration has the model.
     pub fn set_configured(&self) {
         self.is_configured.store(true, Ordering::Release);
+    }
+
+    /// State of the circuit breaker: that of the loaded model, or else that of its loads.
+    pub fn breaker_name(&self) -> &'static str {
+        let of_instance = self.instance().map(|instance| instance.breaker.name());
+        of_instance.filter(|name| *name != "closed").unwrap_or_else(|| self.loads.name())
     }
 
     /// Namespaces of its KV pages on disk, of all loads; none if it was never loaded.
@@ -182,7 +189,6 @@ impl Entry {
             sessions: Arc::clone(&self.sessions),
             journal: self.journal.clone(),
             kv_namespaces: Arc::clone(&self.kv_namespaces),
-            breaker: Arc::clone(&self.breaker),
             batch_capacity: self.batch_capacity,
         }
     }
@@ -263,6 +269,18 @@ impl PoolError {
     pub fn for_administrators(self) -> ApiError {
         let message = self.to_string();
         ApiError { message, ..self.into() }
+    }
+
+    /// Whether a load failed by the model itself: not by its path, the memory of the server, or a setting.
+    fn is_models_fault(&self) -> bool {
+        match self {
+            PoolError::Load { cause, .. } => matches!(
+                **cause,
+                Failure::Model { .. } | Failure::Incomplete { .. } | Failure::DraftModel { .. } | Failure::Weights(_)
+            ),
+            PoolError::SelfTest { .. } => true,
+            _ => false,
+        }
     }
 
     /// The code of the error in the API, and the label `reason` in metrics.
@@ -403,8 +421,6 @@ impl ModelPool {
     ) -> Result<Arc<ModelInstance>, PoolError> {
         let entry = self.find_version(name, key)?;
         entry.touch();
-        let refused = |wait| PoolError::Broken { name: Arc::clone(&entry.name), wait };
-        entry.breaker.admit(Instant::now()).map_err(refused)?;
         if let Some(instance) = entry.instance() {
             return Ok(instance);
         }
@@ -414,7 +430,21 @@ impl ModelPool {
         }
         let waiting = Waiting::begin(&entry, settings.load_queue)?;
         let (pool, loading) = (Arc::clone(self), Arc::clone(&entry));
-        let load = tokio::spawn(async move { pool.load(&loading).await });
+        let refused = |wait| PoolError::Broken { name: Arc::clone(&entry.name), wait };
+        let trial = match entry.state().is_changing() {
+            true => None,
+            false => entry.loads.admit(&entry.name, Instant::now()).map_err(refused)?,
+        };
+        let load = tokio::spawn(async move {
+            let result = pool.load(&loading).await;
+            match &result {
+                Ok(_) => loading.loads.success(&loading.name),
+                Err(e) if e.is_models_fault() => loading.loads.model_fault(Vec::new(), Instant::now()),
+                Err(_) => {}
+            }
+            drop(trial);
+            result
+        });
         let result = tokio::time::timeout(settings.load_wait, load).await;
         drop(waiting);
         match result {
@@ -480,7 +510,6 @@ impl ModelPool {
         entry.metrics.load_finished(result.is_ok(), start.elapsed());
         if let Err(e) = &result {
             tracing::error!(model = &*entry.name, "{e}");
-            entry.breaker.fault(Instant::now());
         }
         result
     }
@@ -627,7 +656,7 @@ impl ModelPool {
             if is_idle && self.change.try_lock().is_ok() {
                 entry.unload_idle("idle");
             }
-            entry.metrics.set_breaker(entry.breaker.name());
+            entry.metrics.set_breaker(entry.breaker_name());
             let Some(instance) = entry.instance() else { continue };
             if instance.is_busy() {
                 entry.touch();
@@ -763,18 +792,14 @@ impl ModelPool {
         let journal = self.resources.state.as_ref().map(|store| Arc::new(SessionJournal::new(store, &name, ttl)));
         let removals = journal.clone().map(|journal| journal as Arc<dyn Journal>);
         let sessions = Arc::new(Sessions::new(session_limits(&entry.settings), removals));
-        let breaker = Arc::new(Breaker::new(BreakerLimits {
-            faults: entry.settings.breaker_faults,
-            window: entry.settings.breaker_window,
-            open: entry.settings.breaker_open,
-        }));
+        let loads = Arc::new(Breaker::new(BreakerLimits::new(&entry.settings)));
         Entry {
             name,
             metrics,
             sessions,
             journal,
             kv_namespaces: Arc::default(),
-            breaker,
+            loads,
             batch_capacity: entry.settings.batch_tokens.max(entry.settings.max_seqs),
             is_configured: AtomicBool::new(false),
             state: watch::Sender::new(ModelState::Unloaded),
@@ -816,7 +841,7 @@ impl ModelPool {
 }
 
 fn load_panicked(entry: &Entry) -> PoolError {
-    let cause = Failure::Usage("the load panicked; see the log".into());
+    let cause = Failure::Weights("the load panicked; see the log".into());
     PoolError::Load { name: Arc::clone(&entry.name), cause: Arc::new(cause) }
 }
 

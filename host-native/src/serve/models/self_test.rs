@@ -97,7 +97,8 @@ async fn generate(model: &ModelInstance, request: Request) -> Result<(String, Ve
         trace: Trace::default(),
         stages: Stages::new(),
     };
-    let flow = Flow { tenant: "self-test".into(), share: 1, session: None, priority: Priority::High };
+    let flow =
+        Flow { tenant: "self-test".into(), share: 1, session: None, priority: Priority::High, rank: Priority::High };
     let ticket = model.queue.generate(&flow, n_tokens, times.deadline(), vec![job]).map_err(|e| ended(&e))?;
     updates.hold(ticket);
     let (mut answer, mut logprobs) = (String::new(), Vec::new());

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use starling::embed::{EmbedderOptions, Text};
+use starling::embed::EmbedderOptions;
 use starling::engine::{Engine, Event, FinishReason};
 use starling::error::{MemoryError, RequestError};
 use starling::kv::KvStats;
@@ -41,16 +41,20 @@ const BACKOFF_RESET: Duration = Duration::from_secs(60);
 
 /// State of a worker's thread.
 pub struct Worker {
-    id: u32,
-    shared: Shared,
-    threads: Threads,
-    engines: Engines,
+    pub(super) id: u32,
+    pub(super) shared: Shared,
+    pub(super) threads: Threads,
+    pub(super) engines: Engines,
     tier: Option<WorkerTier>,
-    status: Arc<WorkerStatus>,
+    pub(super) status: Arc<WorkerStatus>,
     /// A job between queue and engine.
     submitting: Option<Queued<Job>>,
-    /// Texts that are embedded now.
-    texts: Vec<Queued<TextJob>>,
+    /// Texts that are embedded now and next.
+    pub(super) texts: Vec<Queued<TextJob>>,
+    /// Number of them in the batch that is computed.
+    pub(super) n_batch: usize,
+    /// Whether a layer of that batch is computed now: a panic is theirs.
+    pub(super) is_embedding: bool,
     kv_stats_published: Option<Instant>,
     /// KV statistics up to which the metrics have counted.
     counted: KvStats,
@@ -96,6 +100,8 @@ impl Worker {
             status,
             submitting: None,
             texts: Vec::new(),
+            n_batch: 0,
+            is_embedding: false,
             kv_stats_published: None,
             counted: KvStats::default(),
             takeovers: 0,
@@ -310,7 +316,7 @@ impl Worker {
             Some(failed) => {
                 // once for a request of several answers
                 if matches!(failed, Failed::Timeout(_)) && job.index == 0 {
-                    self.shared.breaker.fault(Instant::now());
+                    self.shared.breaker.deadline_missed(&queued.tenant, Instant::now());
                 }
                 self.shared.metrics.failed(&failed);
                 job.send(Update::Failed(failed));
@@ -420,52 +426,6 @@ impl Worker {
         }
     }
 
-    /// Takes a batch of texts from the queue.
-    fn take_texts(&mut self) {
-        let options = self.engines.embedder.options();
-        let (mut left, max_texts) = (options.batch_tokens, options.max_texts);
-        let mut waiting = self.shared.queue.lock();
-        // the last text may exceed the batch; `embed` splits it off into a second one
-        while self.texts.len() < max_texts && left > 0 {
-            let Some(queued) = waiting.texts.take(|_| true) else { break };
-            left = left.saturating_sub(queued.job.tokens.len());
-            self.texts.push(queued);
-        }
-    }
-
-    fn embed(&mut self) {
-        let (shared, embedder, mut left) = (&self.shared, &mut self.engines.embedder, &self.texts[..]);
-        while !left.is_empty() {
-            let n = embedder.fit(left.iter().map(|queued| queued.job.tokens.len())).max(1);
-            let (batch, rest) = left.split_at(n);
-            left = rest;
-            let pooling = shared.pooling;
-            let texts: Vec<Text<'_>> = batch
-                .iter()
-                .map(|Queued { job, .. }| Text {
-                    tokens: &job.tokens,
-                    pooling: job.pooling.unwrap_or(pooling),
-                    dimensions: job.dimensions,
-                    normalise: true,
-                })
-                .collect();
-            let result = self.threads.run(|pool| {
-                embedder.embed(shared.cpu, pool, &texts, &mut |i, vector| {
-                    batch[i].job.send(Update::Vector { vector: vector.map(<[f32]>::to_vec) });
-                })
-            });
-            let tokens: usize = texts.iter().map(|text| text.tokens.len()).sum();
-            shared.metrics.embedded(batch.len(), tokens);
-            if let Err(e) = result {
-                for queued in batch {
-                    queued.job.send(Update::Failed(e.clone().into()));
-                }
-            }
-        }
-        let mut waiting = self.shared.queue.lock();
-        self.texts.drain(..).for_each(|queued| waiting.texts.release(&queued.tenant));
-    }
-
     /// Runs one engine step and sends its events.
     fn step(&mut self) {
         let Some(engine) = self.engines.engine.as_mut().filter(|e| !e.is_idle()) else { return };
@@ -536,7 +496,9 @@ impl Worker {
                     job.stages.end(&job.trace, job.index, reason.name());
                     metrics.done(reason, job.times.arrival.elapsed());
                     queue.lock().prompts.release(&queued.tenant);
-                    breaker.success();
+                    if reason != FinishReason::NotFinite {
+                        breaker.success(&queued.tenant);
+                    }
                     *has_answered = true;
                     status.set_lacks_pages(false);
                     job.send_done(text, reason, n_tokens, receipt);
@@ -572,16 +534,17 @@ impl Worker {
     fn fault(&mut self, fault: &Arc<str>) {
         tracing::error!(model = &*self.shared.name, worker = self.id, "worker failed: {fault}; its requests continue");
         self.shared.metrics.worker_fault("panic");
-        self.shared.breaker.fault(Instant::now());
         self.status.set_state(WorkerState::Restarting);
         let jobs = mem::take(&mut *self.status.jobs()).into_values().map(|running| running.queued);
         let jobs: Vec<_> = jobs.chain(self.submitting.take()).collect();
-        requeue(&self.shared, self.id, jobs, fault);
-        let mut waiting = self.shared.queue.lock();
-        for text in self.texts.drain(..) {
-            waiting.texts.put_back(text);
-        }
-        drop(waiting);
+        let n_suspects = if mem::take(&mut self.is_embedding) { self.n_batch } else { 0 };
+        let texts = self.texts[..n_suspects].iter().map(|text| Arc::clone(&text.tenant));
+        let tenants =
+            if n_suspects > 0 { texts.collect() } else { jobs.iter().map(|job| Arc::clone(&job.tenant)).collect() };
+        self.shared.breaker.model_fault(tenants, Instant::now());
+        // answers are not to blame for a fault of texts, nor texts for one of answers
+        requeue(&self.shared, self.id, jobs, (n_suspects == 0).then_some(fault));
+        self.put_back_texts(n_suspects, fault);
         self.shared.queue.notify();
     }
 
@@ -636,13 +599,15 @@ impl Worker {
 }
 
 /// Returns the jobs of a lost worker to the front of the queue. A job whose last worker was lost by the same fault ends
-/// with an error.
-pub fn requeue(shared: &Shared, worker: u32, jobs: Vec<Queued<Job>>, fault: &Arc<str>) {
+/// with an error; without `fault` none of them is to blame.
+pub fn requeue(shared: &Shared, worker: u32, jobs: Vec<Queued<Job>>, fault: Option<&Arc<str>>) {
     let (mut n_resumed, mut waiting) = (0, shared.queue.lock());
     for mut queued in jobs {
         let job = &mut queued.job;
         job.group.set_worker(None);
-        if job.progress.fault.replace(Arc::clone(fault)).as_ref() == Some(fault) {
+        if let Some(fault) = fault
+            && job.progress.fault.replace(Arc::clone(fault)).as_ref() == Some(fault)
+        {
             shared.failures.add(Failure {
                 time: unix_now(),
                 request_id: job.request_id.to_string(),
@@ -668,7 +633,7 @@ pub fn requeue(shared: &Shared, worker: u32, jobs: Vec<Queued<Job>>, fault: &Arc
 }
 
 /// Raises a fault that a test has asked for.
-fn raise_injected(status: &WorkerStatus, stall_timeout: Duration) {
+pub fn raise_injected(status: &WorkerStatus, stall_timeout: Duration) {
     match status.take_injected() {
         Some(InjectedFault::Panic(message)) => std::panic::panic_any(message),
         Some(InjectedFault::Stall) => std::thread::sleep(stall_timeout + Duration::from_secs(1)),

@@ -218,7 +218,7 @@ async fn once(
     let text = key.to_str().ok().filter(|key| !key.is_empty() && key.len() <= MAX_KEY).ok_or_else(invalid)?;
     let key = (Arc::clone(&caller.tenant.name), text.to_string());
     let (parts, body) = request.into_parts();
-    let bytes = read_body(server, body).await?;
+    let bytes = read_body(server, body, Some(&caller.memory)).await?;
     let digest: [u8; 32] =
         Sha256::new_with_prefix(parts.uri.to_string()).chain_update([0]).chain_update(&bytes).finalize().into();
     let (first, mut response) = {

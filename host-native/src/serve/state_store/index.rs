@@ -1,6 +1,7 @@
 //! What rows there are, in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use super::{Kind, RowId, RowInfo};
@@ -13,8 +14,23 @@ pub struct Index {
     expiries: BTreeSet<(u64, RowId)>,
     /// Answers of each tenant.
     answers: BTreeMap<Arc<str>, Answers>,
+    /// What answers are found by, sorted.
+    labels: BTreeMap<RowId, Box<[u64]>>,
     /// Number of rows of each kind, and bytes of their values.
     sizes: BTreeMap<Kind, (usize, u64)>,
+}
+
+/// Which answers are meant.
+#[derive(Debug, Clone, Copy)]
+pub struct PageOf<'a> {
+    /// Only what comes after this ID.
+    pub after: Option<&'a str>,
+    /// Whether the newest come first.
+    pub is_descending: bool,
+    /// Only those with all of these labels.
+    pub labels: &'a [u64],
+    /// Answers, at most.
+    pub limit: usize,
 }
 
 #[derive(Debug, Default)]
@@ -44,6 +60,7 @@ impl Index {
 
     pub fn remove(&mut self, id: &RowId) {
         let Some(info) = self.rows.remove(id) else { return };
+        self.labels.remove(id);
         let size = self.sizes.entry(id.kind).or_default();
         *size = (size.0 - 1, size.1 - info.n_bytes as u64);
         self.expiries.remove(&(info.expires, id.clone()));
@@ -54,6 +71,40 @@ impl Index {
                 self.answers.remove(&id.tenant);
             }
         }
+    }
+
+    /// Sets the labels of a row.
+    pub fn label(&mut self, id: RowId, mut labels: Vec<u64>) {
+        labels.sort_unstable();
+        if !labels.is_empty() && self.rows.contains_key(&id) {
+            self.labels.insert(id, labels.into());
+        }
+    }
+
+    /// A page of a tenant's answers that have not expired, in the order of their creation. `None` if that of
+    /// [`PageOf::after`] does not exist.
+    pub fn page(&self, kind: Kind, tenant: &str, page: &PageOf<'_>, now: u64) -> Option<Vec<RowId>> {
+        let row = |id: &str| RowId { kind, tenant: tenant.into(), id: id.into() };
+        let after = match page.after.map(row) {
+            None => None,
+            Some(id) => Some((self.rows.get(&id).filter(|info| info.expires > now)?.created, id)),
+        };
+        let Some(answers) = self.answers.get(tenant) else { return Some(Vec::new()) };
+        let (from, to) = match (after, page.is_descending) {
+            (None, _) => (Bound::Unbounded, Bound::Unbounded),
+            (Some(after), false) => (Bound::Excluded(after), Bound::Unbounded),
+            (Some(after), true) => (Bound::Unbounded, Bound::Excluded(after)),
+        };
+        let rows = answers.by_age.range((from, to)).map(|(_, id)| id);
+        let is_meant = |id: &&RowId| {
+            let is_alive = self.rows.get(*id).is_some_and(|info| info.expires > now);
+            let labels = self.labels.get(*id).map_or(&[][..], |labels| labels);
+            id.kind == kind && is_alive && page.labels.iter().all(|label| labels.binary_search(label).is_ok())
+        };
+        Some(match page.is_descending {
+            true => rows.rev().filter(is_meant).take(page.limit).cloned().collect(),
+            false => rows.filter(is_meant).take(page.limit).cloned().collect(),
+        })
     }
 
     /// Rows that have expired.
@@ -128,6 +179,29 @@ mod tests {
                 prop_assert_eq!(index.list(kind, None), of_kind.clone());
                 let of_one: Vec<_> = of_kind.into_iter().filter(|(id, _)| &*id.tenant == "1").collect();
                 prop_assert_eq!(index.list(kind, Some("1")), of_one);
+            }
+            for (is_descending, n, label) in [(false, 3, None), (true, 2, Some(1)), (false, 1, Some(0)), (true, 4, None)] {
+                // labels of odd and even times of creation
+                rows.iter().for_each(|(id, info)| index.label(id.clone(), vec![info.created % 2, 7]));
+                let mut all: Vec<(u64, RowId)> = rows.iter().filter(|(id, info)| {
+                    id.kind == Kind::Completion && &*id.tenant == "1" && info.expires > 25
+                        && label.is_none_or(|label| info.created % 2 == label)
+                }).map(|(id, info)| (info.created, id.clone())).collect();
+                all.sort();
+                if is_descending {
+                    all.reverse();
+                }
+                let (mut found, mut after) = (Vec::new(), None);
+                let labels: Vec<u64> = label.into_iter().collect();
+                loop {
+                    let page = PageOf { after: after.as_deref(), is_descending, labels: &labels, limit: n };
+                    let page = index.page(Kind::Completion, "1", &page, 25).expect("the last row of a page");
+                    prop_assert!(page.len() <= n);
+                    let Some(last) = page.last() else { break };
+                    after = Some(last.id.to_string());
+                    found.extend(page);
+                }
+                prop_assert_eq!(found, all.into_iter().map(|(_, id)| id).collect::<Vec<_>>());
             }
             for id in index.over_quota(limit) {
                 prop_assert!(id.kind.is_answer());

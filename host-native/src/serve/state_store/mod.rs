@@ -30,6 +30,7 @@ use std::sync::Arc;
 use starling::receipt::Hex;
 
 pub use cipher::Cipher;
+pub use index::PageOf;
 pub use session_row::SessionJournal;
 pub use store::{Options, StateStore, Written};
 

@@ -10,22 +10,25 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::files::StateDirectory;
+use super::index::PageOf;
 use super::record;
 use super::writer::{self, Job, Opener, Shared};
 use super::{Cipher, Kind, OpenError, RowId, RowInfo, StateError};
 use crate::serve::state::unix_millis;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Options {
     /// Maximum bytes of a tenant's answers.
     pub answers_quota: u64,
     /// Maximum bytes that wait to be written; tenants share them.
     pub max_queued: usize,
+    /// Labels of a row, by which pages are found, from its kind and value.
+    pub labels: fn(Kind, &[u8]) -> Vec<u64>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { answers_quota: 64 << 20, max_queued: 64 << 20 }
+        Options { answers_quota: 64 << 20, max_queued: 64 << 20, labels: |_, _| Vec::new() }
     }
 }
 
@@ -149,6 +152,12 @@ impl StateStore {
         let mut rows = self.shared.index().list(kind, tenant);
         rows.retain(|(_, info)| info.expires > now);
         rows
+    }
+
+    /// A page of a tenant's answers of a kind, in the order of their creation; reads no value. `None` if the row of
+    /// [`PageOf::after`] does not exist.
+    pub fn page(&self, kind: Kind, tenant: &str, page: &PageOf<'_>) -> Option<Vec<RowId>> {
+        self.shared.index().page(kind, tenant, page, unix_millis())
     }
 
     /// Number of rows of a kind, and the bytes of their values.

@@ -196,11 +196,13 @@ impl Shared {
             let wrong = || self.damaged(&format!("row {n} is not what was written"));
             let row: RowKey = key.value().try_into().map_err(|_| wrong())?;
             let bytes = self.cipher.open(&row, sealed.value()).map_err(|_| wrong())?;
-            let (id, info, _) = record::decode(&bytes).map_err(|_| wrong())?;
+            let (id, info, at) = record::decode(&bytes).map_err(|_| wrong())?;
             if self.cipher.row_key(&record::name(&id)) != row {
                 return Err(wrong());
             }
-            index.insert(id, info);
+            let labels = (self.options.labels)(id.kind, &bytes[at..]);
+            index.insert(id.clone(), info);
+            index.label(id, labels);
         }
         Ok(index)
     }
@@ -342,6 +344,7 @@ fn commit(shared: &Shared, database: &Database, batch: &[Job]) -> Result<(), red
     // in one phase, a file whose last commit is damaged would open as it was before
     transaction.set_two_phase_commit(true);
     let mut changes: Vec<(&RowId, Option<RowInfo>)> = Vec::with_capacity(batch.len());
+    let mut labels = Vec::new();
     {
         let mut table = transaction.open_table(ROWS)?;
         let key = |id: &RowId| shared.cipher.row_key(&record::name(id));
@@ -351,6 +354,7 @@ fn commit(shared: &Shared, database: &Database, batch: &[Job]) -> Result<(), red
                     let row = key(id);
                     let sealed = shared.cipher.seal(&row, &record::encode(id, info, value))?;
                     table.insert(&row[..], &sealed[..])?;
+                    labels.push((id, (shared.options.labels)(id.kind, value)));
                     (id, Some(*info))
                 }
                 Job::Expire { id, now, .. } if !has_expired(shared, &changes, id, *now) => continue,
@@ -370,6 +374,9 @@ fn commit(shared: &Shared, database: &Database, batch: &[Job]) -> Result<(), red
             Some(info) => index.insert(id.clone(), info),
             None => index.remove(id),
         }
+    }
+    for (id, labels) in labels {
+        index.label(id.clone(), labels);
     }
     Ok(())
 }

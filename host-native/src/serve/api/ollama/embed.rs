@@ -15,6 +15,7 @@ use super::super::super::state::{Caller, Server};
 use super::super::body::Body;
 use super::super::embeddings::embed_inputs;
 use super::super::error::{HttpError, json};
+use super::super::pieces::json_pieces;
 
 /// Create embeddings.
 ///
@@ -34,14 +35,9 @@ pub async fn embed(
     let (mut request, truncate) = body.into_embedding();
     request.model = Some(model_name(&model).into());
     let embedded = embed_inputs(&server, &caller, request, truncate).await?;
-    let response = OllamaEmbedResponse {
-        model,
-        embeddings: embedded.vectors,
-        total_duration: u64::try_from(caller.arrival.elapsed().as_nanos()).unwrap_or(u64::MAX),
-        load_duration: 0,
-        prompt_eval_count: embedded.n_tokens,
-    };
-    Ok(json(StatusCode::OK, &response))
+    let total_duration = u64::try_from(caller.arrival.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let pieces = OllamaEmbedResponse::pieces(&model, embedded.vectors, total_duration, embedded.n_tokens);
+    Ok(json_pieces(&caller.memory, pieces))
 }
 
 /// Create the embedding of a text (older form).
