@@ -33,3 +33,4 @@ pub mod structure;
 pub mod tei;
 pub mod tools;
 pub mod update;
+mod whole;
