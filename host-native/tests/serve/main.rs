@@ -17,6 +17,7 @@ mod pressure;
 mod reasoning;
 mod rerank;
 mod reuse;
+mod scenarios;
 mod server;
 mod sessions;
 mod signed;
