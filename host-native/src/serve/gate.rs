@@ -49,7 +49,7 @@ const MANAGING_PATHS: [&str; 8] = [
 ];
 
 /// Headers that must not be repeated: a proxy in front could use one value and the server the other.
-const UNIQUE_HEADERS: [&str; 12] = [
+const UNIQUE_HEADERS: [&str; 13] = [
     "host",
     "authorization",
     "api-key",
@@ -60,6 +60,7 @@ const UNIQUE_HEADERS: [&str; 12] = [
     "last-event-id",
     "content-type",
     "x-session-id",
+    "x-request-timeout",
     "x-gateway-inference-fairness-id",
     "x-gateway-inference-objective",
 ];
@@ -147,7 +148,7 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
         let _entered = span.enter();
         tracing::debug!(status = status.as_u16(), ms = start.elapsed().as_millis() as u64, "request finished");
     } else {
-        response = logged(response, span, start, caller.clone());
+        response = logged(response, span, start, caller.clone(), Arc::clone(&gate.server.metrics));
     }
     if let Some(with) = sign_with.into_inner() {
         response.extensions_mut().insert::<SignWith>(with);
@@ -273,6 +274,7 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
     }
     let mut caller = Caller::new(client, server, request.headers(), request.uri().query());
     caller.is_manager = is_manager;
+    caller.limit_time_by_header(request.headers())?;
     request.extensions_mut().insert(caller);
     Ok(request)
 }

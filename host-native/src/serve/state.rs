@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use axum::extract::FromRequestParts;
@@ -55,6 +55,8 @@ pub struct Server {
     pub configure: Configure,
     /// The settings file, if there is one.
     pub config_file: Option<PathBuf>,
+    /// Names this process to an orchestrator and in the log.
+    pub worker_id: Arc<str>,
     /// Start of the server in Unix time.
     pub created: u64,
     /// Set when the shutdown begins.
@@ -88,7 +90,8 @@ impl Server {
             Some(key) => format!("{} {key}", caller.tenant.name),
             None => random().to_string(),
         };
-        let instance = self.pool.acquire(name, &key, caller.autoload).await.map_err(|e| {
+        let acquire = self.pool.acquire(name, &key, caller.autoload);
+        let instance = caller.within_time(acquire).await?.map_err(|e| {
             self.metrics.rejected(e.code());
             ApiError::from(e)
         })?;
@@ -145,6 +148,8 @@ pub struct Caller {
     pub autoload: Option<bool>,
     /// Time of arrival.
     pub arrival: Instant,
+    /// Time limit of the request itself.
+    pub time_limit: Arc<Mutex<Option<Duration>>>,
     /// The model that answers, once it is known; for the response header.
     pub model: Arc<OnceLock<Arc<str>>>,
     /// Unknown fields of the request, for the response header.
@@ -185,6 +190,7 @@ impl Caller {
             objective: text("x-gateway-inference-objective"),
             autoload: autoload.map(|value| matches!(value, "1" | "true")),
             arrival: Instant::now(),
+            time_limit: Arc::default(),
             model: Arc::default(),
             ignored: Arc::default(),
             slot: Arc::default(),

@@ -55,6 +55,7 @@ fn settings_change_all_or_none() {
         (json!({ "max-n": 0 }), json!("max-n"), "from 1 to 128"),
         (json!({ "max-n": 7, "log-level": "a=b=c" }), Value::Null, "log-level"),
         (json!({ "max-n": 7, "batch-tokens": 60_000 }), Value::Null, "at most 128"),
+        (json!({ "max-n": 7, "max-seqs": 33 }), Value::Null, "max-seqs: found 33, expected at most 32"),
         (json!({ "models": { "x": { "max-n": 7 } } }), json!("model"), "did you mean `m`?"),
         (json!({ "models": { "m": { "load-wait": 7 } } }), json!("load-wait"), "of the server"),
     ] {
@@ -172,6 +173,46 @@ fn the_command_shows_and_changes_a_server() {
     assert!(error.contains("status 400: max-n: found 0, expected a number from 1 to 128"), "{error}");
     let error = admin(&managed, &["swap", "x"]).expect_err("an error");
     assert!(error.contains("status 404: the model `x` does not exist"), "{error}");
+}
+
+/// Fewer requests run at once from the next step on, and as many as configured again.
+#[test]
+fn max_seqs_changes_while_the_server_runs() {
+    let managed = Managed::start(&["--max-seqs", "2"]);
+    let body = json!({ "prompt": "Once", "max_tokens": 400, "ignore_eos": true, "stream": true }).to_string();
+    let json_type = [("content-type", "application/json")];
+    let open = || managed.server.open("POST", COMPLETIONS, &json_type, body.as_bytes());
+    let running = |n: usize, waiting: usize| {
+        managed.server.wait("as many run", |stats| {
+            (&stats["running"], &stats["waiting"]["normal"]) == (&json!(n), &json!(waiting))
+        })
+    };
+    managed.ok("PATCH", "config", &json!({ "max-seqs": 1 }));
+    let (first, second) = (open(), open());
+    running(1, 1);
+    managed.ok("PATCH", "config", &json!({ "max-seqs": 2 }));
+    running(2, 0);
+    drop((first, second));
+    running(0, 0);
+}
+
+/// One call shows the workers of all models.
+#[test]
+fn workers_of_all_models_are_listed() {
+    let model = |name: &str, of: &str| format!("{name}={}", reference(of));
+    let managed = Managed::start(&[
+        "-m",
+        &model("a", "llama-k256-q4_k_m"),
+        "-m",
+        &model("b", "qwen3-tied-f16"),
+        "--workers",
+        "2",
+    ]);
+    let all = managed.ok("GET", "workers", &json!({}));
+    let found = |i: usize| (all["models"][i]["model"].clone(), all["models"][i]["workers"].as_array().map(Vec::len));
+    assert_eq!([found(0), found(1)], [(json!("a"), Some(2)), (json!("b"), Some(2))]);
+    let worker = &all["models"][1]["workers"][1];
+    assert_eq!((&worker["id"], &worker["state"]), (&json!(1), &json!("healthy")), "{all}");
 }
 
 /// Drafts change no byte, and stop at once.

@@ -252,7 +252,7 @@ impl Settings {
 }
 
 /// Settings that may change while the server runs.
-pub const LIVE: [&str; 30] = [
+pub const LIVE: [&str; 31] = [
     "weight",
     "autoload",
     "load-wait",
@@ -260,6 +260,7 @@ pub const LIVE: [&str; 30] = [
     "pin",
     "idle-timeout",
     "strategy",
+    "max-seqs",
     "batch-tokens",
     "prefill-chunk",
     "draft-max",

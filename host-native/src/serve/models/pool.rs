@@ -24,6 +24,7 @@ use super::super::sessions::{Journal, SessionLimits, Sessions};
 use super::super::state_store::SessionJournal;
 use super::super::value::{Bytes, LoadPolicy};
 use super::budget::MemoryLease;
+use super::header::{HeaderCache, ModelHeader};
 use super::instance::ModelInstance;
 use super::loading::{self, Identity, Resources};
 use super::self_test::{SelfTest, SelfTestError};
@@ -81,8 +82,10 @@ pub struct Entry {
     /// Namespaces of its KV pages on disk, of all loads.
     kv_namespaces: Arc<Mutex<Vec<Namespace>>>,
     pub breaker: Arc<Breaker>,
-    /// Largest `batch_tokens` that may be set while the model serves: as configured.
+    /// Largest `batch_tokens` and `max_seqs` that may be set while the model serves: as configured.
     pub batch_capacity: usize,
+    pub seqs_capacity: usize,
+    header: HeaderCache,
     state: watch::Sender<ModelState>,
     entry: Mutex<ModelEntry>,
     last_used: Mutex<Instant>,
@@ -116,6 +119,12 @@ impl Entry {
     /// Source, as `-m` takes it; `None` for the bundled model.
     pub fn source(&self) -> Option<PathBuf> {
         self.lock().args.model.clone()
+    }
+
+    /// What the model's file says; `None` if it is not on this machine or cannot be read. Reads the file.
+    pub fn header(&self) -> Option<Arc<ModelHeader>> {
+        let source = self.source()?;
+        if source.is_file() { self.header.get(&source) } else { None }
     }
 
     /// Changes the settings: those that may change at run time take effect at once, others at the next load.
@@ -155,6 +164,13 @@ impl Entry {
         is_unloaded
     }
 
+    /// Gives requests an instance, which counts in the metrics from now on.
+    fn serve(&self, instance: &Arc<ModelInstance>) {
+        instance.workers.publish(&self.metrics);
+        self.metrics.set_loaded(true, instance.model.weight_bytes());
+        self.state.send_replace(ModelState::Loaded(Arc::clone(instance)));
+    }
+
     fn note_unload(&self, reason: &'static str) {
         tracing::info!(model = &*self.name, reason, "model unloaded");
         self.metrics.unloaded(reason);
@@ -172,6 +188,7 @@ impl Entry {
             kv_namespaces: Arc::clone(&self.kv_namespaces),
             breaker: Arc::clone(&self.breaker),
             batch_capacity: self.batch_capacity,
+            seqs_capacity: self.seqs_capacity,
         }
     }
 }
@@ -410,10 +427,10 @@ impl ModelPool {
         entry.state.send_replace(ModelState::Loading);
         let model = entry.lock().clone();
         let result = self.load_as(entry, model, true).await;
-        entry.state.send_replace(match &result {
-            Ok(instance) => ModelState::Loaded(Arc::clone(instance)),
-            Err(e) => ModelState::Failed(e.to_string().into()),
-        });
+        match &result {
+            Ok(instance) => entry.serve(instance),
+            Err(e) => drop(entry.state.send_replace(ModelState::Failed(e.to_string().into()))),
+        }
         entry.touch();
         result
     }
@@ -547,16 +564,15 @@ impl ModelPool {
                 }
                 *entry.lock() = model;
                 entry.metrics.clear_recent();
-                entry.state.send_replace(ModelState::Loaded(Arc::clone(&new)));
-                entry.metrics.set_loaded(true, new.model.weight_bytes());
+                entry.serve(&new);
                 Ok(new)
             }
             Err(e) if is_drained => {
                 let old = self.load_as(entry, before, true).await;
-                entry.state.send_replace(match old {
-                    Ok(old) => ModelState::Loaded(old),
-                    Err(again) => ModelState::Failed(again.to_string().into()),
-                });
+                match old {
+                    Ok(old) => entry.serve(&old),
+                    Err(again) => drop(entry.state.send_replace(ModelState::Failed(again.to_string().into()))),
+                }
                 Err(e)
             }
             Err(e) => Err(e),
@@ -634,7 +650,7 @@ impl ModelPool {
         let level = pressure.update(reading, Instant::now());
         self.resources.metrics.set_memory(level, budget.used());
         if level != before {
-            tracing::warn!(level, before, ?reading, "memory pressure has changed");
+            tracing::warn!(pressure = level, before, ?reading, "memory pressure has changed");
         }
         for entry in self.entries() {
             let is_unloaded = level >= 2 && !entry.settings().pin && entry.unload_idle("memory_pressure");
@@ -714,6 +730,8 @@ impl ModelPool {
             kv_namespaces: Arc::default(),
             breaker,
             batch_capacity: entry.settings.batch_tokens.max(entry.settings.max_seqs),
+            seqs_capacity: entry.settings.max_seqs,
+            header: HeaderCache::default(),
             state: watch::Sender::new(ModelState::Unloaded),
             entry: Mutex::new(entry),
             last_used: Mutex::new(Instant::now()),
