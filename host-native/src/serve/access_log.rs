@@ -11,19 +11,20 @@ use super::metrics::Metrics;
 use super::response_end::on_end;
 use super::state::Caller;
 
-/// Logs a request when the last byte of its response has been taken, or the client has gone, and counts it for its tenant.
+/// Logs a request when the last byte of its response has been taken, or the client has gone. With `metrics` it counts for its
+/// tenant.
 pub fn logged(
     response: Response,
     span: Span,
     start: Instant,
     caller: Option<Caller>,
-    metrics: Arc<Metrics>,
+    metrics: Option<Arc<Metrics>>,
 ) -> Response {
     let status = response.status().as_u16();
     let error = response.extensions().get::<ErrorCode>().copied();
     on_end(response, move |end| {
         let _entered = span.enter();
-        if let Some(caller) = &caller {
+        if let (Some(caller), Some(metrics)) = (&caller, &metrics) {
             let [prompt_tokens, _, tokens] = caller.usage.tokens();
             metrics.tenant(&caller.tenant.name, prompt_tokens, tokens);
         }

@@ -36,14 +36,16 @@ const ASSETS: [&str; 3] = ["/", "/docs", "/openapi.json"];
 /// Beginning of the paths of the page's files.
 const ASSETS_PREFIX: &str = "/assets/";
 
-/// Paths of other APIs by which administrators change, load and unload the models of the server.
-const MANAGING_PATHS: [&str; 8] = [
+/// Paths of other APIs by which administrators change, load and unload the models of the server, and the metrics, which tell
+/// them of all tenants.
+const MANAGING_PATHS: [&str; 9] = [
     "/api/chat",
     "/api/copy",
     "/api/create",
     "/api/delete",
     "/api/generate",
     "/api/pull",
+    "/metrics",
     "/models/load",
     "/models/unload",
 ];
@@ -148,7 +150,8 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
         let _entered = span.enter();
         tracing::debug!(status = status.as_u16(), ms = start.elapsed().as_millis() as u64, "request finished");
     } else {
-        response = logged(response, span, start, caller.clone(), Arc::clone(&gate.server.metrics));
+        let counts = (method == Method::POST).then(|| Arc::clone(&gate.server.metrics));
+        response = logged(response, span, start, caller.clone(), counts);
     }
     if let Some(with) = sign_with.into_inner() {
         response.extensions_mut().insert::<SignWith>(with);

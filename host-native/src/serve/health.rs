@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -10,11 +11,12 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::api::error::json;
+use super::metrics::of_tenant;
 use super::models::instance::ModelInstance;
 use super::models::pool::{Entry, ModelPool, ModelState};
 use super::models::status::{WorkerHandle, WorkerState};
 use super::pressure::MAX_LEVEL;
-use super::state::Server;
+use super::state::{Caller, Server};
 
 /// State of the server.
 #[derive(Debug, Serialize, ToSchema)]
@@ -157,11 +159,15 @@ fn fault(server: &Server) -> Option<String> {
     server.pool.entries().iter().find_map(|entry| entry.instance()?.fault())
 }
 
-/// Prometheus metrics; OpenMetrics if the client accepts it
+/// Prometheus metrics; OpenMetrics if the client accepts it. A tenant sees the series of no other tenant
 #[utoipa::path(get, path = "/metrics", tag = "Health", responses(
     (status = 200, description = "Metrics", content_type = "text/plain", body = String),
 ))]
-pub async fn metrics(State(server): State<Arc<Server>>, headers: HeaderMap) -> Response {
+pub async fn metrics(
+    State(server): State<Arc<Server>>,
+    caller: Option<Extension<Caller>>,
+    headers: HeaderMap,
+) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|a| a.to_str().ok()).unwrap_or_default();
     for entry in server.pool.entries() {
         if let Some(instance) = entry.instance() {
@@ -187,6 +193,10 @@ pub async fn metrics(State(server): State<Arc<Server>>, headers: HeaderMap) -> R
         ("application/openmetrics-text; version=1.0.0; charset=utf-8", server.metrics.openmetrics())
     } else {
         ("text/plain; version=0.0.4; charset=utf-8", server.metrics.prometheus())
+    };
+    let text = match caller {
+        Some(Extension(caller)) if !caller.is_manager => of_tenant(&text, &caller.tenant.name),
+        _ => text,
     };
     ([(header::CONTENT_TYPE, kind)], text).into_response()
 }

@@ -169,7 +169,7 @@ families! {
     workers: Family<Labels, Gauge>, "workers", "Workers by state";
     utilisation: Family<Labels, Real>, "worker_utilisation_ratio",
         "Share of the last 10 s in which the worker had work, 0 to 1";
-    tenant_requests: Family<Labels, Counter>, "tenant_requests", "Requests of a tenant; those of tenants beyond the first 64 have the label (other)";
+    tenant_requests: Family<Labels, Counter>, "tenant_requests", "Finished POST requests of a tenant; those of tenants beyond the first 64 have the label (other)";
     tenant_prompt_tokens: Family<Labels, Counter>, "tenant_prompt_tokens", "Prompt tokens of a tenant";
     tenant_output_tokens: Family<Labels, Counter>, "tenant_output_tokens", "Generated tokens of a tenant";
     worker_faults: Family<Labels, Counter>, "worker_faults", "Faults that ended a worker, by kind";
@@ -363,6 +363,13 @@ impl Metrics {
     }
 }
 
+/// The metrics without the series of tenants other than `tenant`.
+pub fn of_tenant(text: &str, tenant: &str) -> String {
+    let own = format!("{{tenant=\"{}\"}}", tenant.replace('\\', "\\\\").replace('"', "\\\""));
+    let is_seen = |line: &&str| !line.starts_with("starling_tenant_") || line.contains(&own);
+    text.split_inclusive('\n').filter(is_seen).collect()
+}
+
 /// OpenMetrics text to Prometheus text: a counter's `# TYPE` and `# HELP` carry the suffix `_total`, and `# EOF` goes.
 fn to_prometheus(text: &str) -> String {
     let mut counters = Vec::new();
@@ -438,6 +445,9 @@ mod tests {
         assert!(text.contains("starling_tenant_requests_total{tenant=\"(other)\"} 136\n"), "{text}");
         assert!(text.contains("starling_tenant_prompt_tokens_total{tenant=\"t0\"} 203\n"), "{text}");
         assert!(text.contains("starling_tenant_output_tokens_total{tenant=\"t63\"} 2\n"), "{text}");
+        let own = of_tenant(&text, "t63");
+        let series = own.lines().filter(|line| line.starts_with("starling_tenant_")).count();
+        assert_eq!((series, own.matches("tenant=\"t63\"").count()), (3, 3), "{own}");
     }
 
     /// A worker that is gone leaves no series.

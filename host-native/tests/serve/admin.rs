@@ -196,6 +196,32 @@ fn max_seqs_changes_while_the_server_runs() {
     running(0, 0);
 }
 
+/// How much others ask is no tenant's business.
+#[test]
+fn a_tenant_sees_its_own_metrics() {
+    let directory = Directory::new();
+    let keys = directory.write("clients", "key-of-alice alice\nkey-of-bob bob\n");
+    let managed = Managed::start(&["--api-key-file", &keys]);
+    let get = |key: &str, path: &str| {
+        let value = format!("Bearer {key}");
+        managed.server.send("GET", path, &[("authorization", &value)], b"")
+    };
+    for key in ["key-of-alice", "key-of-bob"] {
+        let value = format!("Bearer {key}");
+        let body = json!({ "prompt": "a", "max_tokens": 3, "ignore_eos": true });
+        assert_eq!(managed.server.post_with(COMPLETIONS, &[("authorization", &value)], &body).status, 200);
+    }
+    let line = |name: &str| format!("starling_tenant_output_tokens_total{{tenant=\"{name}\"}} 3\n");
+    let start = std::time::Instant::now();
+    // counted when the server has seen the end of a response
+    while !["alice", "bob"].iter().all(|name| get("administrator-key", "/metrics").text().contains(&line(name))) {
+        assert!(start.elapsed() < crate::server::LIMIT, "{}", get("administrator-key", "/metrics").text());
+    }
+    let seen = get("key-of-alice", "/metrics").text();
+    assert!(seen.contains(&line("alice")) && !seen.contains("bob"), "{seen}");
+    assert_eq!(get("wrong", "/metrics").status, 401);
+}
+
 /// One call shows the workers of all models.
 #[test]
 fn workers_of_all_models_are_listed() {

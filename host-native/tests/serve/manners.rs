@@ -8,7 +8,7 @@ use std::thread;
 use serde_json::{Value, json};
 
 use super::admin_client::{Directory, Managed, completion};
-use super::server::{LIMIT, Server, command};
+use super::server::{LIMIT, Server, command, fixture};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -206,9 +206,9 @@ fn the_access_log_tells_tokens_and_times_of_an_answer() {
 fn the_access_log_tells_errors() {
     let directory = Directory::new();
     directory.write("broken.gguf", "GGUF");
-    directory.model("llama-k256-q4_k_m", "small.gguf");
     let path = directory.path().to_str().expect("a path");
-    let log = access_log(&["--models-dir", path, "--tenant-requests", "1"], 4, |server| {
+    let small = format!("small={}", fixture("starling-tiny/starling-tiny-q8_0.gguf"));
+    let log = access_log(&["-m", &small, "--models-dir", path, "--tenant-requests", "1"], 4, |server| {
         let ask = |model: &str, n: usize| completion(model, "a b", n);
         assert_eq!(server.post(COMPLETIONS, &ask("broken", 1)).status, 500);
         assert_eq!(server.post(COMPLETIONS, &ask("none", 1)).status, 404);

@@ -71,6 +71,7 @@ fn a_self_test_counts_nowhere() {
     let managed = start(&[]);
     managed.server.ok(COMPLETIONS, &completion("m", PROMPT, 3));
     managed.server.wait("the answer counts", |stats| stats["output_tokens"] == 3);
+    managed.server.wait_metrics("starling_tenant_output_tokens_total{tenant=\"default\"} 3\n");
     let counted = |metrics: &str| {
         let families =
             ["requests_total", "output_tokens_total", "prompt_tokens_total", "step_seconds_count", "tenant_"];

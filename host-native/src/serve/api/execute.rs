@@ -13,7 +13,7 @@ use super::super::policy::apply_to_text;
 use super::super::state::{Caller, Server};
 use super::answer::SystemClock;
 use super::body::Body;
-use super::error::{ErrorBody, HttpError};
+use super::error::{ErrorBody, HttpError, quoted};
 use super::messages::offload_tokenize;
 use super::options::{flow, is_seeded, limits, salt, sampling, seed, sticky};
 use super::sse::stream;
@@ -52,6 +52,12 @@ pub async fn execute(
     let updates =
         submit(&instance, &caller, &flow, Submission { requests: vec![request], n: 1, partial, is_seeded, form: None })
             .await?;
+    tracing::info!(
+        worker_id = &*server.worker_id,
+        job_id = quoted(&job.job_id),
+        model = &*instance.name,
+        "job accepted"
+    );
     let plan = ExecutePlan { job_id: job.job_id, model: instance.name.to_string(), seed, stops };
     let writer = ExecuteWriter::new(plan, SystemClock { start: server.start });
     Ok(stream(updates, writer, instance.settings().sse_keep_alive))
