@@ -9,10 +9,11 @@ use starling::error::{DraftModelError, LoadError, MemoryError, RequestError};
 use starling::kernels::UnknownIsa;
 use starling::model::evaluate::EvaluationError;
 
+use crate::interrupt::EXIT_CODE;
 use crate::models::SourceError;
 
 /// Exit codes: 1 invalid model file, 2 invalid arguments or request (also clap's code), 3 I/O error, 4 not enough memory
-/// or capacity, 5 the receipt does not verify.
+/// or capacity, 5 the receipt does not verify, 130 interrupted.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     #[error("{}: {}", path.display(), plain(source))]
@@ -59,6 +60,9 @@ pub enum Failure {
         /// The first difference, with its step.
         why: String,
     },
+    /// Ctrl-C ended the command.
+    #[error("interrupted")]
+    Interrupted,
     #[error("the model produced infinite or NaN values (not finite) for this prompt; its weights are damaged")]
     NotFinite,
     /// Weights that cannot be used; the message names file and tensor.
@@ -157,6 +161,7 @@ impl Failure {
             ) => 2,
             Failure::File { .. } | Failure::Source(_) | Failure::Io(_) => 3,
             Failure::Receipt { .. } => 5,
+            Failure::Interrupted => EXIT_CODE,
         })
     }
 }

@@ -16,6 +16,7 @@ mod health;
 mod help;
 mod imatrix;
 mod inspect;
+mod interrupt;
 mod load;
 mod logits;
 mod model_file;
@@ -73,6 +74,8 @@ fn main() -> ExitCode {
     match done.and_then(|code| Ok(stdout().flush().map(|()| code)?)) {
         Ok(code) => code,
         Err(failure) if failure.is_closed_pipe() => ExitCode::SUCCESS,
+        // the user knows
+        Err(failure @ Failure::Interrupted) => failure.exit_code(),
         Err(failure) => {
             // stderr may be closed; the exit code remains
             let _ = writeln!(stderr(), "error: {failure}");
@@ -103,6 +106,14 @@ fn command_line() -> Result<Cli, clap::Error> {
 
 fn run(cli: &Cli) -> Result<(), Failure> {
     let model = || load::resolve(&cli.model);
+    // the others have handlers of their own
+    let is_chat = match &cli.command {
+        Command::Run(args) => !cli.model.sources.is_empty() && args.is_interactive(),
+        command => matches!(command, Command::Chat(_) | Command::Serve(_)),
+    };
+    if !is_chat {
+        interrupt::exit_on_interrupt()?;
+    }
     match &cli.command {
         // as `ollama run MODEL`
         Command::Run(args) if !cli.model.sources.is_empty() && args.is_interactive() => {

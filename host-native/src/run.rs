@@ -22,7 +22,7 @@ use crate::progress::remark;
 use crate::serve::machine;
 use crate::session_file::{self, Conversation};
 use crate::structure::Grammars;
-use crate::{chat, load, tokens};
+use crate::{chat, interrupt, load, tokens};
 
 /// Maximum default context; a file may name any number.
 pub const DEFAULT_CTX: usize = 8192;
@@ -63,7 +63,8 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
     let start = Instant::now();
     let (mut first, mut answer) = (None, Answer::default());
     let mut out = stdout().lock();
-    while answer.finish.is_none() {
+    interrupt::defer();
+    while answer.finish.is_none() && !interrupt::is_requested() {
         let (mut failed, begin) = (Ok(()), Instant::now());
         engine.step(cpu, &pool, &mut |event| {
             if matches!(event, Event::Token { .. } | Event::Done { .. }) {
@@ -94,7 +95,7 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
         let json = json!({
             "text": answer.text,
             "ids": answer.tokens,
-            "finish_reason": answer.finish.map(FinishReason::name),
+            "finish_reason": answer.finish.map_or("interrupted", FinishReason::name),
             "mode": mode.name(),
             "seed": seed,
             "isa": cpu.isa().name(),
@@ -123,6 +124,9 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
                 starling::pool::Pool::threads(&pool),
             ));
         }
+    }
+    if answer.finish.is_none() {
+        return Err(Failure::Interrupted);
     }
     if let (Some(path), Some(receipt)) = (&args.receipt, &answer.receipt) {
         let json = serde_json::to_string(receipt).map_err(std::io::Error::other)?;

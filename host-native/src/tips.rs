@@ -6,7 +6,7 @@ use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Options of llama.cpp and ollama. Those with one dash and several letters would be read as several options.
-const TIPS: [(&[&str], &str); 27] = [
+const TIPS: [(&[&str], &str); 29] = [
     (&["-ngl", "--n-gpu-layers", "--gpu-layers"], "Starling computes on the CPU: leave it out"),
     (
         &["-sm", "--split-mode", "-mg", "--main-gpu", "-ts", "--tensor-split"],
@@ -23,6 +23,11 @@ const TIPS: [(&[&str], &str); 27] = [
     ),
     (&["-no-cnv", "--no-conversation"], "to continue a text without a chat template: --raw"),
     (&["-sys"], "for a system message: --system TEXT"),
+    (&["--model-path"], "for the model: --model MODEL"),
+    (
+        &["--queue-size", "--max-queue-size"],
+        "for the requests that wait: serve --queue-high N; further ones are refused with status 429",
+    ),
     (&["-hf", "-hfr", "--hf-repo"], "for a model of Hugging Face: --model hf:OWNER/REPO:QUANT"),
     (&["-hff", "--hf-file"], "for a file of Hugging Face: --model hf:OWNER/REPO/FILE.gguf"),
     (&["-mu", "--model-url"], "for a model at an address: --model https://…"),
@@ -135,6 +140,14 @@ mod tests {
         assert_eq!(found("starling run -m x -ngl 99 hello").as_deref(), Some("-ngl"));
         assert_eq!(found("starling run -fa on").as_deref(), Some("-fa"));
         assert_eq!(found("starling run -- -fa"), None);
+        // long options are found by clap first
+        let of = |line: &str, word: &str| {
+            let arguments: Vec<OsString> = line.split(' ').map(Into::into).collect();
+            tip(&arguments, Some(word)).map(|(_, tip)| tip.split(": ").last().unwrap_or_default().to_string())
+        };
+        assert_eq!(of("starling serve --model-path x", "--model-path").as_deref(), Some("--model MODEL"));
+        let queue = of("starling serve --queue-size=9", "--queue-size").expect("a tip");
+        assert!(queue.starts_with("serve --queue-high N"), "{queue}");
         assert_eq!(found("starling run -n 4 -t2 x"), None);
         assert_eq!(found("starling embed -fa"), None);
     }

@@ -63,6 +63,18 @@ pub(crate) fn unreadable(at: &str, kind: &str) -> ApiError {
     ApiError::unsupported(at, format!("{at}.type is {}; this model reads only text", quoted(kind)))
 }
 
+/// The text that stands in the result of a tool for content that the model cannot read: the conversation goes on. The words
+/// are this table's and none of the client, whose texts are checked elsewhere.
+pub(crate) fn unread_in_result(kind: &str) -> &'static str {
+    match kind {
+        "image" | "image_url" | "input_image" => "[an image is left out: this model reads only text]",
+        "audio" | "audio_url" | "input_audio" => "[audio is left out: this model reads only text]",
+        "video" | "video_url" | "input_video" => "[a video is left out: this model reads only text]",
+        "document" | "file" | "input_file" => "[a file is left out: this model reads only text]",
+        _ => "[content is left out: this model reads only text]",
+    }
+}
+
 /// A JSON object with these fields.
 pub(crate) fn object(fields: Vec<(&str, Json)>) -> Json {
     Json::Object(fields.into_iter().map(|(name, value)| (name.to_string(), value)).collect())

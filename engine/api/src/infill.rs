@@ -98,7 +98,11 @@ impl Infill {
 
     /// Whether the model has tokens for infill.
     pub fn is_supported(tokenizer: &Tokenizer) -> bool {
-        let has = |text: &str| tokenizer.token_id(text.as_bytes()).is_some();
+        Infill::has_tokens(|text| tokenizer.token_id(text.as_bytes()).is_some())
+    }
+
+    /// Whether a vocabulary has tokens for infill; `has` tells whether a text is a token.
+    pub fn has_tokens(has: impl Fn(&str) -> bool) -> bool {
         FAMILIES.iter().any(|family| has(family.prefix) && has(family.suffix) && has(family.middle))
     }
 }

@@ -5,6 +5,8 @@ use std::fmt;
 use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::whole::integer;
+
 /// Text, a list of texts, a list of token IDs, or a list of such lists.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -57,6 +59,12 @@ pub(crate) fn token<E: de::Error>(n: u64, expected: &dyn de::Expected) -> Result
     u32::try_from(n).map_err(|_| E::invalid_value(de::Unexpected::Unsigned(n), expected))
 }
 
+/// A token ID that is written as a float.
+pub(crate) fn whole_token<E: de::Error>(x: f64, expected: &dyn de::Expected) -> Result<u32, E> {
+    let id = integer(x).and_then(|n| u32::try_from(n).ok());
+    id.ok_or_else(|| E::invalid_type(de::Unexpected::Float(x), expected))
+}
+
 /// Item of a list.
 #[derive(Debug)]
 enum Item {
@@ -80,6 +88,9 @@ impl<'de> Deserialize<'de> for Item {
             }
             fn visit_u64<E: de::Error>(self, n: u64) -> Result<Item, E> {
                 token(n, &self).map(Item::Token)
+            }
+            fn visit_f64<E: de::Error>(self, x: f64) -> Result<Item, E> {
+                whole_token(x, &self).map(Item::Token)
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Item, A::Error> {
                 let mut tokens = Vec::new();
@@ -136,6 +147,7 @@ mod tests {
         assert_eq!(read("\"a\""), Ok(Input::Text("a".into())));
         assert_eq!(read("[\"a\",\"b\"]"), Ok(Input::Texts(vec!["a".into(), "b".into()])));
         assert_eq!(read("[1,2]"), Ok(Input::Tokens(vec![1, 2])));
+        assert_eq!(read("[1.0,2]"), Ok(Input::Tokens(vec![1, 2])));
         assert_eq!(read("[[1],[]]"), Ok(Input::TokenLists(vec![vec![1], vec![]])));
         for wrong in ["1", "[1,\"a\"]", "[-1]", "[1.5]", "{}", "null", "[[\"a\"]]", "[4294967296]"] {
             assert!(read(wrong).unwrap_err().contains("expected"), "{wrong}");

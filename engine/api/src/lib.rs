@@ -34,3 +34,4 @@ pub mod structure;
 pub mod tei;
 pub mod tools;
 pub mod update;
+mod whole;

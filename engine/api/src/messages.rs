@@ -3,6 +3,7 @@
 use starling::chat::{ChatRequest, Json, Now};
 
 use crate::error::{ApiError, quoted};
+use crate::fields::unread_in_result;
 use crate::tools::normalise_tool_calls;
 
 /// Roles of messages.
@@ -48,7 +49,9 @@ fn check_message(i: usize, message: Json) -> Result<Json, ApiError> {
     let content = fields.iter_mut().find(|(name, _)| name == "content");
     match content {
         Some((_, Json::Str(_))) => {}
-        Some((_, value @ Json::Array(_))) => *value = Json::Str(join_parts(i, value)?),
+        Some((_, value @ Json::Array(_))) => {
+            *value = Json::Str(join_parts(i, value, matches!(&*role, "tool" | "function"))?);
+        }
         Some((_, value @ Json::Null)) if role == "assistant" => *value = Json::Str(String::new()),
         None if role == "assistant" => fields.push(("content".into(), Json::Str(String::new()))),
         Some((_, Json::Null)) | None => return Err(at(".content", "is missing".into())),
@@ -82,15 +85,16 @@ pub fn continue_conversation(before: &[Json], messages: Vec<Json>) -> Vec<Json> 
     all
 }
 
-/// Joins the texts of content parts by newlines.
-fn join_parts(i: usize, parts: &Json) -> Result<String, ApiError> {
+/// Joins the texts of content parts by newlines. In a result of a tool, a text stands for parts that are not text.
+fn join_parts(i: usize, parts: &Json, is_result: bool) -> Result<String, ApiError> {
     let Json::Array(parts) = parts else { return Ok(String::new()) };
-    let texts = parts.iter().enumerate().map(|(j, part)| part_text(&format!("messages[{i}].content[{j}]"), part));
+    let text = |(j, part)| part_text(&format!("messages[{i}].content[{j}]"), part, is_result);
+    let texts = parts.iter().enumerate().map(text);
     Ok(texts.collect::<Result<Vec<&str>, _>>()?.join("\n"))
 }
 
 /// The text of a content part; `at` is its path.
-fn part_text<'a>(at: &str, part: &'a Json) -> Result<&'a str, ApiError> {
+fn part_text<'a>(at: &str, part: &'a Json, is_result: bool) -> Result<&'a str, ApiError> {
     let Json::Object(fields) = part else { return Err(ApiError::param(at, format!("{at} is not an object"))) };
     let field = |name: &str| match fields.iter().find(|(n, _)| n == name) {
         Some((_, Json::Str(text))) => Some(text.as_str()),
@@ -99,6 +103,7 @@ fn part_text<'a>(at: &str, part: &'a Json) -> Result<&'a str, ApiError> {
     match (field("type"), field("text")) {
         (Some("text"), Some(text)) => Ok(text),
         (Some("text"), None) => Err(ApiError::param(at, format!("{at}.text is not a string"))),
+        (Some(kind), _) if is_result => Ok(unread_in_result(kind)),
         (kind, _) => {
             let kind = kind.unwrap_or("nothing");
             Err(ApiError::unsupported(at, format!("{at}.type is {}; this model reads only `text`", quoted(kind))))
@@ -158,6 +163,24 @@ pub fn chat_request(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_image_in_a_result_becomes_a_text() {
+        let message = |role: &str, content: &str| {
+            let json = format!(r#"{{"role": "{role}", "tool_call_id": "c", "content": {content}}}"#);
+            check_messages(vec![serde_json::from_str(&json).expect("JSON")]).map(|all| all[0].clone())
+        };
+        let parts = r#"[{"type": "text", "text": "a page"}, {"type": "image_url", "image_url": {"url": "data:"}}]"#;
+        for role in ["tool", "function"] {
+            let Ok(Json::Object(fields)) = message(role, parts) else { panic!("a message") };
+            let content = fields.iter().find(|(name, _)| name == "content").map(|(_, content)| content.clone());
+            assert_eq!(content, Some(Json::Str(format!("a page\n{}", unread_in_result("image")))));
+        }
+        // a question about an image has no answer without it
+        let param = |role: &str, content: &str| message(role, content).map_err(|e| e.param);
+        assert_eq!(param("user", parts), Err(Some("messages[0].content[1]".into())));
+        assert_eq!(param("tool", r#"[{"type": "text"}]"#), Err(Some("messages[0].content[0]".into())));
+    }
 
     #[test]
     fn a_session_keeps_the_fields_of_chat_apis() {

@@ -3,6 +3,7 @@
 use serde::de::DeserializeOwned;
 
 use crate::error::{ApiError, MAX_QUOTE, quoted, shortened};
+use crate::whole::Whole;
 
 /// A request type that can be parsed from a JSON body. A type with flattened parts parses the same bytes once for each
 /// part: through `serde(flatten)`, the path of a wrong field would be lost.
@@ -14,13 +15,13 @@ pub trait ParseBody: Sized {
     fn parse_body(json: &[u8]) -> Result<Self, ApiError>;
 }
 
-/// Parses JSON.
+/// Parses JSON. Integers may be written as floats (`5.0`).
 ///
 /// # Errors
 /// The first field that is wrong, by its path.
 pub fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, ApiError> {
     let mut deserializer = serde_json::Deserializer::from_slice(json);
-    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|e| {
+    let value = serde_path_to_error::deserialize(Whole(&mut deserializer)).map_err(|e| {
         let path = e.path().to_string();
         let inner = e.into_inner();
         let text = inner.to_string();

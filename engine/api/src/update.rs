@@ -64,7 +64,7 @@ pub enum Failed {
     #[error("the request was queued for longer than {0} s (--queue-timeout); try again later")]
     QueueTimeout(f64),
     /// Took longer than the limit, in seconds.
-    #[error("the request took longer than {0} s (--request-timeout)")]
+    #[error("the request took longer than {0} s (its own timeout, or --request-timeout)")]
     Timeout(f64),
     /// The server shuts down.
     #[error("the server is shutting down")]

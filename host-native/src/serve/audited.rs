@@ -18,7 +18,7 @@ pub fn audited(
     endpoint: String,
 ) -> Response {
     let status = response.status().as_u16();
-    let code = response.extensions().get::<ErrorCode>().map(|code| code.0);
+    let code = response.extensions().get::<ErrorCode>().map(|error| error.code);
     on_end(response, move |end| {
         let [prompt_tokens, cached_tokens, completion_tokens] = caller.usage.tokens().map(|n| n as u64);
         let outcome = match (code, caller.usage.outcome()) {

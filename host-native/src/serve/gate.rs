@@ -47,20 +47,22 @@ const ASSETS: [&str; 3] = ["/", "/docs", "/openapi.json"];
 /// Beginning of the paths of the page's files.
 const ASSETS_PREFIX: &str = "/assets/";
 
-/// Paths of other APIs by which administrators change, load and unload the models of the server.
-const MANAGING_PATHS: [&str; 8] = [
+/// Paths of other APIs by which administrators change, load and unload the models of the server, and the metrics, which tell
+/// them of all tenants.
+const MANAGING_PATHS: [&str; 9] = [
     "/api/chat",
     "/api/copy",
     "/api/create",
     "/api/delete",
     "/api/generate",
     "/api/pull",
+    "/metrics",
     "/models/load",
     "/models/unload",
 ];
 
 /// Headers that must not be repeated: a proxy in front could use one value and the server the other.
-const UNIQUE_HEADERS: [&str; 12] = [
+const UNIQUE_HEADERS: [&str; 13] = [
     "host",
     "authorization",
     "api-key",
@@ -71,6 +73,7 @@ const UNIQUE_HEADERS: [&str; 12] = [
     "last-event-id",
     "content-type",
     "x-session-id",
+    "x-request-timeout",
     "x-gateway-inference-fairness-id",
     "x-gateway-inference-objective",
 ];
@@ -166,7 +169,8 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
         let _entered = span.enter();
         tracing::debug!(status = status.as_u16(), ms = start.elapsed().as_millis() as u64, "request finished");
     } else {
-        response = logged(response, span, start, caller.clone());
+        let counts = (method == Method::POST).then(|| Arc::clone(&gate.server.metrics));
+        response = logged(response, span, start, caller.clone(), counts);
     }
     if let Some(with) = sign_with.into_inner() {
         response.extensions_mut().insert(SignWith { memory, ..with });
@@ -332,6 +336,7 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
     let mut caller = Caller::new(client, server, address, request.headers(), request.uri().query());
     caller.rights = rights;
     caller.max_priority = max_priority;
+    caller.limit_time_by_header(request.headers())?;
     request.extensions_mut().insert(caller);
     Ok(request)
 }

@@ -3,23 +3,20 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde::{Deserialize, Serialize};
-use starling::kv::StateStats;
+use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::api::error::{ApiError, ErrorBody, HttpError, json};
-use super::api::params::QueryParams;
-use super::model_metrics::Snapshot;
+use super::api::error::json;
+use super::metrics::of_tenant;
 use super::models::instance::ModelInstance;
-use super::models::pool::{Entry, ModelPool, ModelState, PoolError};
+use super::models::pool::{Entry, ModelPool, ModelState};
 use super::models::status::{WorkerHandle, WorkerState};
 use super::pressure::MAX_LEVEL;
-use super::scheduler::Priority;
-use super::state::Server;
-use super::stats::Totals;
+use super::state::{Caller, Server};
 
 /// State of the server.
 #[derive(Debug, Serialize, ToSchema)]
@@ -132,10 +129,17 @@ fn model_readiness(entry: &Entry) -> ModelReadiness {
 /// Readiness: whether the server accepts requests
 #[utoipa::path(get, path = "/readyz", tag = "Health", responses(
     (status = 200, description = "Ready", body = Readiness),
-    (status = 503, description = "The queue is full, memory is short, the server is shutting down, or workers have stalled", body = Readiness),
+    (status = 503, description = "There is no model, the queue is full, memory is short, the server is shutting down, or workers have stalled", body = Readiness),
 ))]
 pub async fn ready(State(server): State<Arc<Server>>) -> Response {
     let entries = server.pool.entries();
+    let entries = if entries.is_empty() {
+        // a file may have come into the directory of models
+        server.pool.rescan();
+        server.pool.entries()
+    } else {
+        entries
+    };
     let instances: Vec<Arc<ModelInstance>> = entries.iter().filter_map(|entry| entry.instance()).collect();
     // a model that is full does not keep requests from the others
     let full = !instances.is_empty() && instances.iter().all(|instance| instance.queue.lock().prompts.is_full());
@@ -144,12 +148,13 @@ pub async fn ready(State(server): State<Arc<Server>>) -> Response {
         let failed = entries.iter().find(|entry| matches!(entry.state(), ModelState::Failed(_)) && is_missing(entry));
         failed.map(|entry| reason(&server, format!("model {} does not load", entry.name), "a model does not load"))
     };
+    let none = || entries.is_empty().then(|| "no model: --models-dir has no GGUF file, and --model names none".into());
     let draining = || server.is_draining().then(|| "draining".into());
     // free KV pages are no condition: the engine refuses a request that could never get enough, so pages become free
     let memory_pressure = server.pool.resources().pressure.level();
     let short = || (memory_pressure >= MAX_LEVEL).then(|| "memory is short".into());
     let full = || full.then(|| "queue full".into());
-    let why = fault(&server).or_else(draining).or_else(full).or_else(short).or_else(missing);
+    let why = fault(&server).or_else(draining).or_else(none).or_else(full).or_else(short).or_else(missing);
     let code = if why.is_some() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
     let models = named_entries(&server);
     let models = models.iter().map(|entry| (entry.name.to_string(), model_readiness(entry))).collect();
@@ -167,175 +172,22 @@ fn fault(server: &Server) -> Option<String> {
     fault.map(|fault| reason(server, fault, "engine stalled"))
 }
 
-/// Current load and totals since the start.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct Stats {
-    /// The model's name.
-    pub model: String,
-    /// Seconds since the server started.
-    pub uptime_seconds: f64,
-    /// Compute threads.
-    pub threads: usize,
-    /// Instruction set of the kernels.
-    pub isa: &'static str,
-    /// Queued requests by priority.
-    pub waiting: Depths,
-    /// Queued requests that had their turn and wait for KV pages, or for the prefill of a prompt they share.
-    pub held: usize,
-    /// Requests in the engine's batch.
-    pub running: usize,
-    /// Queued texts to embed.
-    pub texts_waiting: usize,
-    /// Open sessions.
-    pub sessions: usize,
-    /// KV cache.
-    pub kv: KvMemory,
-    /// Totals and latencies.
-    #[serde(flatten)]
-    pub totals: Totals,
-}
-
-/// Queued requests.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct Depths {
-    /// High priority.
-    pub high: usize,
-    /// Normal priority.
-    pub normal: usize,
-    /// Low priority.
-    pub low: usize,
-}
-
-/// Memory of the KV cache, and hits of the prefix cache.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct KvMemory {
-    /// Tokens per page.
-    pub page_tokens: usize,
-    /// Number of pages.
-    pub pages: usize,
-    /// Size of the cache in bytes.
-    pub reserved_bytes: usize,
-    /// Bytes that the operating system has committed: pages used at least once.
-    pub committed_bytes: usize,
-    /// Bytes of pages held by running requests.
-    pub in_use_bytes: usize,
-    /// Bytes of pages held by the prefix cache only.
-    pub cached_bytes: usize,
-    /// Bytes of free pages.
-    pub free_bytes: usize,
-    /// Unused bytes in pages held by running requests.
-    pub fragmented_bytes: usize,
-    /// Pages evicted from the prefix cache.
-    pub evictions: u64,
-    /// Pages found in the prefix cache.
-    pub page_hits: u64,
-    /// Pages looked up in the prefix cache and not found.
-    pub page_misses: u64,
-    /// Recurrent states, of models with recurrent layers.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub states: Option<StateMemory>,
-}
-
-/// Memory of recurrent states, and of their snapshots in the prefix cache.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct StateMemory {
-    /// Bytes for all states.
-    pub reserved_bytes: usize,
-    /// Bytes used at least once.
-    pub committed_bytes: usize,
-    /// Bytes held by running requests.
-    pub in_use_bytes: usize,
-    /// Bytes of snapshots.
-    pub snapshot_bytes: usize,
-    /// Number of snapshots.
-    pub snapshots: usize,
-    /// Prompts that continued from a snapshot.
-    pub snapshot_hits: u64,
-    /// Snapshots evicted for other states.
-    pub snapshot_evictions: u64,
-}
-
-impl StateMemory {
-    /// `None` for a model without recurrent layers.
-    fn new(states: &StateStats) -> Option<StateMemory> {
-        (states.reserved_bytes > 0).then_some(StateMemory {
-            reserved_bytes: states.reserved_bytes,
-            committed_bytes: states.committed_bytes,
-            in_use_bytes: states.in_use_bytes,
-            snapshot_bytes: states.snapshot_bytes,
-            snapshots: states.n_snapshots,
-            snapshot_hits: states.hits,
-            snapshot_evictions: states.evictions,
-        })
-    }
-}
-
-/// Which model's statistics are meant.
-#[derive(Debug, Deserialize)]
-pub struct StatsQuery {
-    model: Option<String>,
-}
-
-/// Current load, KV cache and latencies of a model as JSON; `?model=` names another than the default one
-///
-/// # Errors
-/// If there is no such model, or it is not loaded.
-#[utoipa::path(get, path = "/server/stats", tag = "Health",
-    params(("model" = Option<String>, Query, description = "Model name")),
-    responses(
-        (status = 200, description = "Server statistics", body = Stats),
-        (status = "4XX", description = "No such model, or it is not loaded", body = ErrorBody),
-    ))]
-pub async fn stats(
-    State(server): State<Arc<Server>>,
-    QueryParams(query): QueryParams<StatsQuery>,
-) -> Result<Response, HttpError> {
-    let entry = server.pool.find(query.model.as_deref()).map_err(ApiError::from)?;
-    let not_loaded = || ApiError::from(PoolError::NotLoaded(Arc::clone(&entry.name)));
-    let instance = entry.instance().ok_or_else(not_loaded)?;
-    let Snapshot { depth, texts, held, running, sessions, kv } = instance.snapshot();
-    let stats = Stats {
-        model: instance.name.to_string(),
-        uptime_seconds: server.start.elapsed().as_secs_f64(),
-        threads: instance.threads,
-        isa: instance.cpu.isa().name(),
-        waiting: Depths {
-            high: depth[Priority::High.index()],
-            normal: depth[Priority::Normal.index()],
-            low: depth[Priority::Low.index()],
-        },
-        held,
-        running,
-        texts_waiting: texts,
-        sessions,
-        kv: KvMemory {
-            page_tokens: starling::kernels::attention::PAGE,
-            pages: kv.n_pages,
-            reserved_bytes: kv.reserved_bytes,
-            committed_bytes: kv.committed_bytes,
-            in_use_bytes: kv.in_use_bytes,
-            cached_bytes: kv.cached_bytes,
-            free_bytes: kv.free_bytes,
-            fragmented_bytes: kv.fragmented_bytes,
-            evictions: kv.evictions,
-            page_hits: kv.hits,
-            page_misses: kv.misses,
-            states: StateMemory::new(&kv.states),
-        },
-        totals: instance.metrics.totals(),
-    };
-    Ok(json(StatusCode::OK, &stats))
-}
-
-/// Prometheus metrics; OpenMetrics if the client accepts it
+/// Prometheus metrics; OpenMetrics if the client accepts it. A tenant sees the series of no other tenant
 #[utoipa::path(get, path = "/metrics", tag = "Health", responses(
     (status = 200, description = "Metrics", content_type = "text/plain", body = String),
 ))]
-pub async fn metrics(State(server): State<Arc<Server>>, headers: HeaderMap) -> Response {
+pub async fn metrics(
+    State(server): State<Arc<Server>>,
+    caller: Option<Extension<Caller>>,
+    headers: HeaderMap,
+) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|a| a.to_str().ok()).unwrap_or_default();
     for entry in server.pool.entries() {
         if let Some(instance) = entry.instance() {
             entry.metrics.set(&instance.snapshot());
+            entry.metrics.set_utilisation(&instance.workers.utilisation());
+        } else {
+            entry.metrics.set_utilisation(&[]);
         }
     }
     if let Some(log) = &server.audit {
@@ -354,6 +206,10 @@ pub async fn metrics(State(server): State<Arc<Server>>, headers: HeaderMap) -> R
         ("application/openmetrics-text; version=1.0.0; charset=utf-8", server.metrics.openmetrics())
     } else {
         ("text/plain; version=0.0.4; charset=utf-8", server.metrics.prometheus())
+    };
+    let text = match caller {
+        Some(Extension(caller)) if !caller.is_manager => of_tenant(&text, &caller.tenant.name),
+        _ => text,
     };
     ([(header::CONTENT_TYPE, kind)], text).into_response()
 }

@@ -36,7 +36,7 @@ use super::connection::{Activity, Peer, ResponseBody, StreamExecutor, WriteTimeo
 use super::gate::{Gate, gate, is_reserved};
 use super::lanes::{Lanes, RESERVE_TIMEOUT, too_many_connections};
 use super::state::Server;
-use super::{admin, health, openapi, page, reuse, signed, tls};
+use super::{admin, health, openapi, page, reuse, server_stats, signed, tls};
 
 /// Which routes a listener has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,7 +156,7 @@ fn public_routes() -> Router<Arc<Server>> {
         .route("/info", get(tei::info))
         .route("/slots", get(slots::list))
         .route("/slots/{id}", post(slots::act))
-        .route("/server/stats", get(health::stats))
+        .route("/server/stats", get(server_stats::stats))
         .route("/openapi.json", get(openapi::document))
         .route("/docs", get(openapi::docs))
         .route("/", get(page::page))
@@ -200,7 +200,8 @@ fn cors(settings: &Settings) -> Option<CorsLayer> {
     } else {
         AllowOrigin::list(origins.iter().filter_map(|o| o.parse::<HeaderValue>().ok()))
     };
-    let own = ["x-request-id", "x-session-id", "x-starling-ignored-fields", "api-key"].map(HeaderName::from_static);
+    let own = ["x-request-id", "x-session-id", "x-starling-ignored-fields", "api-key", "x-request-timeout"]
+        .map(HeaderName::from_static);
     let more = ["x-api-key", "anthropic-version", "anthropic-beta"].map(HeaderName::from_static);
     let headers = own.clone().into_iter().chain(more).chain([header::AUTHORIZATION, header::CONTENT_TYPE]);
     let seen = EXPOSED.map(HeaderName::from_static).into_iter().chain(own);

@@ -1,7 +1,9 @@
 //! Counters, gauges and histograms of `/metrics`: families whose series are labelled by model.
 
-use std::sync::Arc;
+use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
@@ -27,7 +29,7 @@ type Histograms = Family<Labels, Histogram, fn() -> Histogram>;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Labels {
     model: Option<Arc<str>>,
-    other: Option<(&'static str, &'static str)>,
+    other: Option<(&'static str, Cow<'static, str>)>,
 }
 
 impl Labels {
@@ -35,15 +37,21 @@ impl Labels {
         Labels { model: Some(Arc::clone(name)), other: None }
     }
 
-    pub fn and(self, key: &'static str, value: &'static str) -> Labels {
-        Labels { other: Some((key, value)), ..self }
+    pub fn and(self, key: &'static str, value: impl Into<Cow<'static, str>>) -> Labels {
+        Labels { other: Some((key, value.into())), ..self }
+    }
+
+    /// Labels of a series of the server.
+    fn one(key: &'static str, value: impl Into<Cow<'static, str>>) -> Labels {
+        Labels { model: None, other: Some((key, value.into())) }
     }
 }
 
 impl EncodeLabelSet for Labels {
     fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
         let model = self.model.as_deref().map(|name| ("model_name", name));
-        for pair in model.into_iter().chain(self.other) {
+        let other = self.other.as_ref().map(|(key, value)| (*key, &**value));
+        for pair in model.into_iter().chain(other) {
             prometheus_client::encoding::EncodeLabel::encode(&pair, encoder.encode_label())?;
         }
         Ok(())
@@ -159,6 +167,11 @@ families! {
     pressure: Gauge, "memory_pressure_level", "Memory pressure, 0 to 3";
     memory_used: Gauge, "model_memory_used_bytes", "Memory of all weights and KV caches, in bytes";
     workers: Family<Labels, Gauge>, "workers", "Workers by state";
+    utilisation: Family<Labels, Real>, "worker_utilisation_ratio",
+        "Share of the last 10 s in which the worker had work, 0 to 1";
+    tenant_requests: Family<Labels, Counter>, "tenant_requests", "Finished POST requests of a tenant; those of tenants beyond the first 64 have the label (other)";
+    tenant_prompt_tokens: Family<Labels, Counter>, "tenant_prompt_tokens", "Prompt tokens of a tenant";
+    tenant_output_tokens: Family<Labels, Counter>, "tenant_output_tokens", "Generated tokens of a tenant";
     worker_faults: Family<Labels, Counter>, "worker_faults", "Faults that ended a worker, by kind";
     policy: Family<Labels, Counter>, "policy_actions", "Prompts and answers that the policy refused or changed, and failures of its service, by action";
     reused: Family<Labels, Counter>, "reuse", "Determined requests by what was used again: an answer (hit), one in flight (shared), none (miss); the same of texts to embed";
@@ -193,7 +206,14 @@ pub struct Metrics {
     registry: Registry,
     families: Families,
     cache_info: Option<CacheInfo>,
+    /// Tenants that have series of their own.
+    tenants: Mutex<BTreeSet<Arc<str>>>,
 }
+
+/// Tenants with series of their own, at most: each is kept until the process ends.
+const MAX_TENANTS: usize = 64;
+/// The label of all other tenants.
+const OTHER_TENANTS: &str = "(other)";
 
 impl Metrics {
     pub fn new(compat: Compat) -> Metrics {
@@ -205,12 +225,29 @@ impl Metrics {
             registry.register("vllm:cache_config_info", help, info.clone());
             info
         });
-        Metrics { registry, families, cache_info }
+        Metrics { registry, families, cache_info, tenants: Mutex::default() }
     }
 
     /// The metrics of a model by its name in the API.
     pub fn model(&self, name: &Arc<str>) -> ModelMetrics {
         ModelMetrics::new(&self.families, name)
+    }
+
+    /// Metrics of a model that are not published: of one that does not serve yet.
+    pub fn unpublished(name: &Arc<str>) -> ModelMetrics {
+        ModelMetrics::new(&Families::new(), name)
+    }
+
+    /// Counts a finished request of a tenant, with its tokens.
+    pub fn tenant(&self, name: &Arc<str>, prompt_tokens: usize, output_tokens: usize) {
+        let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_known = tenants.contains(name) || tenants.len() < MAX_TENANTS && tenants.insert(Arc::clone(name));
+        drop(tenants);
+        let labels = Labels::one("tenant", if is_known { name.to_string() } else { OTHER_TENANTS.into() });
+        let f = &self.families;
+        f.tenant_requests.get_or_create(&labels).inc();
+        f.tenant_prompt_tokens.get_or_create(&labels).inc_by(prompt_tokens as u64);
+        f.tenant_output_tokens.get_or_create(&labels).inc_by(output_tokens as u64);
     }
 
     /// Notes the number of KV pages of a model that has been loaded.
@@ -227,7 +264,7 @@ impl Metrics {
 
     /// Counts a request that was refused before its model was known.
     pub fn rejected(&self, reason: &'static str) {
-        self.families.rejected.get_or_create(&Labels { model: None, other: Some(("reason", reason)) }).inc();
+        self.families.rejected.get_or_create(&Labels::one("reason", reason)).inc();
     }
 
     /// Sets the gauges of the server.
@@ -238,12 +275,12 @@ impl Metrics {
 
     /// Counts a request or text whose answer is determined.
     pub fn reused(&self, result: &'static str) {
-        self.families.reused.get_or_create(&Labels { model: None, other: Some(("result", result)) }).inc();
+        self.families.reused.get_or_create(&Labels::one("result", result)).inc();
     }
 
     /// Sets the gauges of the state store.
     pub fn set_state(&self, store: &StateStore) {
-        let label = |key, value| Labels { model: None, other: Some((key, value)) };
+        let label = |key, value: &'static str| Labels::one(key, value);
         let families = &self.families;
         for kind in Kind::ALL {
             let (labels, (rows, bytes)) = (label("kind", kind.name()), store.size(kind));
@@ -258,14 +295,14 @@ impl Metrics {
 
     /// Sets the gauges of a cache of results.
     pub fn set_kept(&self, cache: &'static str, n_bytes: usize, n_evicted: u64) {
-        let labels = Labels { model: None, other: Some(("cache", cache)) };
+        let labels = Labels::one("cache", cache);
         self.families.kept_bytes.get_or_create(&labels).set(n_bytes as i64);
         self.families.kept_evicted.get_or_create(&labels).set(n_evicted.cast_signed());
     }
 
     /// Counts what the policy on texts has done.
     pub fn policy(&self, action: &'static str) {
-        self.families.policy.get_or_create(&Labels { model: None, other: Some(("action", action)) }).inc();
+        self.families.policy.get_or_create(&Labels::one("action", action)).inc();
     }
 
     /// Sets the values of the answers on disk.
@@ -296,7 +333,7 @@ impl Metrics {
         let reasons =
             Refusal::ALL.map(Refusal::name).into_iter().zip(stats.refused).chain([("engine", disk.refused())]);
         for (reason, value) in reasons {
-            let labels = Labels { model: None, other: Some(("reason", reason)) };
+            let labels = Labels::one("reason", reason);
             f.disk_refused.get_or_create(&labels).inner().store(value, Ordering::Relaxed);
         }
     }
@@ -309,7 +346,7 @@ impl Metrics {
 
     pub fn response(&self, status: u16) {
         let class = ["other", "1xx", "2xx", "3xx", "4xx", "5xx"][usize::from(status / 100).min(5)];
-        self.families.responses.get_or_create(&Labels { model: None, other: Some(("class", class)) }).inc();
+        self.families.responses.get_or_create(&Labels::one("class", class)).inc();
     }
 
     /// All metrics in OpenMetrics text format; the gauges are as last set.
@@ -324,6 +361,13 @@ impl Metrics {
     pub fn prometheus(&self) -> String {
         to_prometheus(&self.openmetrics())
     }
+}
+
+/// The metrics without the series of tenants other than `tenant`.
+pub fn of_tenant(text: &str, tenant: &str) -> String {
+    let own = format!("{{tenant=\"{}\"}}", tenant.replace('\\', "\\\\").replace('"', "\\\""));
+    let is_seen = |line: &&str| !line.starts_with("starling_tenant_") || line.contains(&own);
+    text.split_inclusive('\n').filter(is_seen).collect()
 }
 
 /// OpenMetrics text to Prometheus text: a counter's `# TYPE` and `# HELP` carry the suffix `_total`, and `# EOF` goes.
@@ -383,6 +427,39 @@ mod tests {
         assert!(old.contains("starling_kv_evictions_total{model_name=\"m\"} 3\n"));
         let samples = |text: &str| text.lines().filter(|l| !l.starts_with('#')).map(String::from).collect::<Vec<_>>();
         assert_eq!(samples(&open), samples(&old));
+    }
+
+    /// Clients with names of their own cannot fill the memory of whoever scrapes.
+    #[test]
+    fn the_number_of_tenants_is_bounded() {
+        let m = Metrics::new(Compat::None);
+        for i in 0..200 {
+            m.tenant(&format!("t{i}").into(), 3, 2);
+            m.tenant(&"t0".into(), 1, 0);
+        }
+        let text = m.prometheus();
+        assert_eq!(
+            text.lines().filter(|line| line.starts_with("starling_tenant_requests_total{")).count(),
+            MAX_TENANTS + 1
+        );
+        assert!(text.contains("starling_tenant_requests_total{tenant=\"(other)\"} 136\n"), "{text}");
+        assert!(text.contains("starling_tenant_prompt_tokens_total{tenant=\"t0\"} 203\n"), "{text}");
+        assert!(text.contains("starling_tenant_output_tokens_total{tenant=\"t63\"} 2\n"), "{text}");
+        let own = of_tenant(&text, "t63");
+        let series = own.lines().filter(|line| line.starts_with("starling_tenant_")).count();
+        assert_eq!((series, own.matches("tenant=\"t63\"").count()), (3, 3), "{own}");
+    }
+
+    /// A worker that is gone leaves no series.
+    #[test]
+    fn utilisation_is_of_the_workers_there_are() {
+        let m = Metrics::new(Compat::None);
+        let model = m.model(&"m".into());
+        model.set_utilisation(&[(0, 0.5), (1, 1.0)]);
+        model.set_utilisation(&[(1, 0.25)]);
+        let text = m.prometheus();
+        assert!(text.contains("starling_worker_utilisation_ratio{model_name=\"m\",worker=\"1\"} 0.25\n"), "{text}");
+        assert!(!text.contains("worker=\"0\""), "{text}");
     }
 
     #[test]

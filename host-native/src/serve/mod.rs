@@ -45,6 +45,7 @@ mod response_end;
 mod reuse;
 mod rights;
 mod scheduler;
+mod server_stats;
 mod sessions;
 mod share;
 mod signature;
@@ -55,6 +56,7 @@ mod state;
 mod state_store;
 mod stats;
 mod sync;
+mod time_limit;
 mod tls;
 mod trace;
 mod turns;
@@ -170,7 +172,7 @@ async fn serve(
     }
     let connections = connections.join_all();
     let names: Vec<String> = server.pool.entries().iter().map(|entry| entry.name.to_string()).collect();
-    tracing::info!("listening on {url}, models: {}", names.join(", "));
+    tracing::info!(worker_id = &*server.worker_id, "listening on {url}, models: {}", names.join(", "));
     // a program that starts the server with port 0 reads the port from here
     writeln!(stdout(), "{url}")?;
     stdout().flush()?;

@@ -1,6 +1,8 @@
 //! The metrics of one model, and the recent values of `/server/stats`.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
@@ -121,6 +123,9 @@ pub struct ModelMetrics {
     snapshot_hits: Family<Labels, Counter>,
     snapshot_evictions: Family<Labels, Counter>,
     workers: Family<Labels, Gauge>,
+    utilisation: Family<Labels, Real>,
+    /// Workers that have a series of utilisation.
+    known_workers: Mutex<BTreeSet<u32>>,
     texts_waiting: Gauge,
     waiting: Gauge,
     running: Gauge,
@@ -174,6 +179,8 @@ impl ModelMetrics {
             snapshot_hits: f.snapshot_hits.clone(),
             snapshot_evictions: f.snapshot_evictions.clone(),
             workers: f.workers.clone(),
+            utilisation: f.utilisation.clone(),
+            known_workers: Mutex::default(),
             texts_waiting: f.texts_waiting.get_or_create_owned(&model),
             waiting: f.waiting.get_or_create_owned(&model),
             running: f.running.get_or_create_owned(&model),
@@ -269,6 +276,23 @@ impl ModelMetrics {
     /// Sets the number of workers in a state.
     pub fn set_workers(&self, state: &'static str, n: usize) {
         self.workers.get_or_create(&self.model.clone().and("state", state)).set(n as i64);
+    }
+
+    /// Sets the utilisation of the workers there are; the series of others go.
+    pub fn set_utilisation(&self, workers: &[(u32, f64)]) {
+        let labels = |id: u32| self.model.clone().and("worker", id.to_string());
+        let mut known = self.known_workers.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|id| {
+            let is_left = workers.iter().any(|(other, _)| other == id);
+            if !is_left {
+                self.utilisation.remove(&labels(*id));
+            }
+            is_left
+        });
+        for (id, share) in workers {
+            known.insert(*id);
+            self.utilisation.get_or_create(&labels(*id)).set(*share);
+        }
     }
 
     pub fn load_finished(&self, is_ok: bool, time: Duration) {
@@ -388,23 +412,49 @@ impl ModelMetrics {
         self.text_tokens.inc_by(tokens as u64);
     }
 
-    pub fn totals(&self) -> Totals {
-        let [first, next, whole] = &self.recent;
+    /// Totals and latencies of models together.
+    pub fn totals(all: &[&ModelMetrics]) -> Totals {
+        let sum = |counter: fn(&ModelMetrics) -> &Counter| all.iter().map(|metrics| counter(metrics).get()).sum();
+        let percentiles = |i: usize| Recent::percentiles(all.iter().map(|metrics| &metrics.recent[i]));
         Totals {
-            prompt_tokens: self.prompt_tokens.get(),
-            cached_tokens: self.hits.get(),
-            output_tokens: self.output_tokens.get(),
-            embedded_texts: self.texts.get(),
-            output_tokens_per_second: self.rate.per_second(),
-            time_to_first_token: first.percentiles(),
-            inter_token_latency: next.percentiles(),
-            request_latency: whole.percentiles(),
+            prompt_tokens: sum(|metrics| &metrics.prompt_tokens),
+            cached_tokens: sum(|metrics| &metrics.hits),
+            output_tokens: sum(|metrics| &metrics.output_tokens),
+            embedded_texts: sum(|metrics| &metrics.texts),
+            output_tokens_per_second: all.iter().map(|metrics| metrics.rate.per_second()).sum(),
+            time_to_first_token: percentiles(0),
+            inter_token_latency: percentiles(1),
+            request_latency: percentiles(2),
         }
     }
 
     /// Drops the recent latencies: another model has taken the name.
     pub fn clear_recent(&self) {
         self.recent.iter().for_each(Recent::clear);
+    }
+}
+
+/// Metrics of an instance: those of its model once it serves. Before that, a self-test counts nowhere.
+pub struct InstanceMetrics {
+    unpublished: ModelMetrics,
+    model: OnceLock<Arc<ModelMetrics>>,
+}
+
+impl InstanceMetrics {
+    pub fn new(unpublished: ModelMetrics) -> InstanceMetrics {
+        InstanceMetrics { unpublished, model: OnceLock::new() }
+    }
+
+    pub fn publish(&self, model: &Arc<ModelMetrics>) {
+        let _ = self.model.set(Arc::clone(model));
+    }
+}
+
+impl Deref for InstanceMetrics {
+    type Target = ModelMetrics;
+
+    fn deref(&self) -> &ModelMetrics {
+        self.model.get().map_or(&self.unpublished, |model| model)
     }
 }
 

@@ -18,8 +18,8 @@ use super::api::{
     anthropic, chat, completions, embeddings, execute, generate, llama_server, models, ollama, receipts, rerank,
     responses, slots, stored, stored_responses, tei, tokenize,
 };
-use super::{admin, health};
-use starling_api::native::execute::ExecuteToken;
+use super::{admin, health, server_stats};
+use starling_api::native::execute::{ExecuteEnd, ExecuteToken};
 use starling_api::native::generate::GenerateToken;
 use starling_api::openai::chat::ChatDelta;
 use starling_api::openai::models::ModelEvent;
@@ -87,7 +87,7 @@ use starling_api::openai::response::CompletionResponse;
         health::health,
         health::live,
         health::ready,
-        health::stats,
+        server_stats::stats,
         health::metrics,
         admin::models::list,
         admin::models::show,
@@ -96,6 +96,7 @@ use starling_api::openai::response::CompletionResponse;
         admin::models::load,
         admin::models::unload,
         admin::models::swap,
+        admin::workers::all,
         admin::workers::list,
         admin::workers::add,
         admin::workers::drain,
@@ -112,7 +113,7 @@ use starling_api::openai::response::CompletionResponse;
         admin::caches::invalidate_one,
         admin::failures::list,
     ),
-    components(schemas(CompletionResponse<ChatDelta>, GenerateToken, ExecuteToken, ModelEvent))
+    components(schemas(CompletionResponse<ChatDelta>, GenerateToken, ExecuteToken, ExecuteEnd, ModelEvent))
 )]
 struct Api;
 

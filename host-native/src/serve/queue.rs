@@ -166,6 +166,8 @@ pub struct Deadlines {
     pub total: Duration,
     /// Whether an answer ends with what it has when `total` is over.
     pub partial: bool,
+    /// Whether `total` is the request's own limit, shorter than the server's.
+    pub is_own: bool,
 }
 
 impl Deadlines {

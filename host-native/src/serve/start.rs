@@ -181,6 +181,7 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
     for entry in pool.entries().iter().filter(|entry| ModelPool::loads_at_start(entry)) {
         pool.load_at_start(entry).await?;
     }
+    let worker_id = pool.settings().worker_id.clone().unwrap_or_else(|| random_id("worker-"));
     Ok(Arc::new(Server {
         pool,
         metrics,
@@ -206,6 +207,7 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
         start,
         configure,
         config_file,
+        worker_id: worker_id.into(),
         created: unix_now(),
         shutting_down: AtomicBool::new(false),
         drained: AtomicBool::new(false),
@@ -270,7 +272,7 @@ pub fn readiness_report(server: &Server, uri: &str) -> Ready {
     let instance = server.pool.default_entry().and_then(|entry| entry.instance());
     let model = server.pool.default_entry().map(|entry| entry.name.to_string()).unwrap_or_default();
     Ready {
-        worker_id: server.settings().worker_id.clone().unwrap_or_else(|| random_id("worker-")),
+        worker_id: server.worker_id.to_string(),
         uri: uri.into(),
         model,
         model_sha256: instance.map(|instance| Hex(instance.model_sha256).to_string()).unwrap_or_default(),

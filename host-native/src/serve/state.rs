@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use axum::extract::FromRequestParts;
@@ -63,6 +63,8 @@ pub struct Server {
     pub configure: Configure,
     /// The settings file, if there is one.
     pub config_file: Option<PathBuf>,
+    /// Names this process to an orchestrator and in the log.
+    pub worker_id: Arc<str>,
     /// Start of the server in Unix time.
     pub created: u64,
     /// Set when the shutdown begins.
@@ -98,7 +100,8 @@ impl Server {
         };
         // whoever may not load models can only forgo what the setting allows
         let autoload = caller.autoload.filter(|loads| !loads || caller.rights >= Rights::Load);
-        let instance = self.pool.acquire(name, &key, autoload).await.map_err(|e| {
+        let acquire = self.pool.acquire(name, &key, autoload);
+        let instance = caller.within_time(acquire).await?.map_err(|e| {
             self.metrics.rejected(e.code());
             ApiError::from(e)
         })?;
@@ -155,6 +158,8 @@ pub struct Caller {
     pub autoload: Option<bool>,
     /// Time of arrival.
     pub arrival: Instant,
+    /// Time limit of the request itself.
+    pub time_limit: Arc<Mutex<Option<Duration>>>,
     /// The model that answers, once it is known; for the response header.
     pub model: Arc<OnceLock<Arc<str>>>,
     /// Unknown fields of the request, for the response header.
@@ -206,6 +211,7 @@ impl Caller {
             objective: text("x-gateway-inference-objective"),
             autoload: autoload.map(|value| matches!(value, "1" | "true")),
             arrival: Instant::now(),
+            time_limit: Arc::default(),
             model: Arc::default(),
             ignored: Arc::default(),
             slot: Arc::default(),

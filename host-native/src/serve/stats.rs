@@ -28,13 +28,15 @@ pub struct Totals {
     pub request_latency: Percentiles,
 }
 
-/// Percentiles of the last 1024 values, in seconds; 0 if there are none.
+/// Percentiles of the last 1024 values of each model, in seconds; 0 if there are none.
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub struct Percentiles {
     /// Median.
     pub p50: f64,
     /// 90th percentile.
     pub p90: f64,
+    /// 95th percentile.
+    pub p95: f64,
     /// 99th percentile.
     pub p99: f64,
 }
@@ -58,14 +60,19 @@ impl Recent {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    pub fn percentiles(&self) -> Percentiles {
-        let mut sorted: Vec<f32> = self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect();
+    fn values(&self) -> Vec<f32> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
+    }
+
+    /// Percentiles of the last values of all of `recent` together.
+    pub fn percentiles<'a>(recent: impl IntoIterator<Item = &'a Recent>) -> Percentiles {
+        let mut sorted: Vec<f32> = recent.into_iter().flat_map(Recent::values).collect();
         sorted.sort_unstable_by(f32::total_cmp);
         let at = |q: f64| {
             let i = (q * sorted.len() as f64) as usize;
             sorted.get(i.min(sorted.len().saturating_sub(1))).map_or(0.0, |v| f64::from(*v))
         };
-        Percentiles { p50: at(0.5), p90: at(0.9), p99: at(0.99) }
+        Percentiles { p50: at(0.5), p90: at(0.9), p95: at(0.95), p99: at(0.99) }
     }
 }
 
@@ -133,8 +140,14 @@ mod tests {
     fn percentiles_are_of_the_last_values() {
         let recent = Recent::default();
         (1..=2000).for_each(|ms| recent.add(Duration::from_millis(ms)));
-        let p = recent.percentiles();
+        let p = Recent::percentiles([&recent]);
         assert!((p.p50 - 1.489).abs() < 0.002 && (p.p99 - 1.99).abs() < 0.002, "{p:?}");
-        assert_eq!(Recent::default().percentiles().p99, 0.0);
+        assert!((p.p95 - 1.949).abs() < 0.002, "{p:?}");
+        // of two models: half of the values of each
+        let other = Recent::default();
+        (1..=2000).for_each(|_| other.add(Duration::from_secs(9)));
+        let both = Recent::percentiles([&recent, &other]);
+        assert!((both.p50 - 9.0).abs() < 0.002 && (both.p99 - 9.0).abs() < 0.002, "{both:?}");
+        assert_eq!(Recent::percentiles([]).p99, 0.0);
     }
 }

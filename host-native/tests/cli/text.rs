@@ -1,6 +1,7 @@
 //! `run`, `tokenize`, `logits`, `inspect`, `perplexity`, `bench` and receipts.
 
 use std::fs;
+use std::io::Read;
 use std::process::Stdio;
 
 use serde_json::Value;
@@ -30,6 +31,24 @@ fn run_gives_the_pinned_text() {
     let stopped = ok(&["run", PROMPT, "--temp", "0", "-n", "64", "--stop", "Lena", "--json"]).json();
     assert_eq!(stopped["finish_reason"], "stop");
     assert_eq!(stopped["text"], text[..text.find("Lena").expect("Lena")]);
+}
+
+/// The first process of a container ends by a handler only, and its parent sees the code that shells have.
+#[test]
+fn an_interrupt_ends_a_command_with_130() {
+    let args = ["run", PROMPT, "-n", "100000", "-c", "100000", "--ignore-eos", "--temp", "0"];
+    let mut child =
+        command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).stdin(Stdio::null()).spawn().expect("the command");
+    let mut out = child.stdout.take().expect("a pipe");
+    let mut text = vec![0; 20];
+    out.read_exact(&mut text).expect("a beginning");
+    let killed = std::process::Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status();
+    assert!(killed.expect("kill").success());
+    out.read_to_end(&mut text).expect("the rest");
+    let ended = child.wait_with_output().expect("an end");
+    let err = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(130), "{err}");
+    assert!(text.ends_with(b"\n") && err.contains("tok/s") && !err.contains("error"), "{err}");
 }
 
 #[test]

@@ -56,6 +56,7 @@ fn settings_change_all_or_none() {
         (json!({ "max-n": 7, "log-level": "a=b=c" }), Value::Null, "log-level"),
         (json!({ "max-n": 7, "log-level": "inf" }), Value::Null, "found \"inf\""),
         (json!({ "max-n": 7, "batch-tokens": 60_000 }), Value::Null, "at most 128"),
+        (json!({ "max-n": 7, "max-seqs": 33 }), Value::Null, "max-seqs: found 33, expected at most 32"),
         (json!({ "models": { "x": { "max-n": 7 } } }), json!("model"), "did you mean `m`?"),
         (json!({ "models": { "m": { "load-wait": 7 } } }), json!("load-wait"), "of the server"),
     ] {
@@ -215,6 +216,72 @@ fn the_command_shows_and_changes_a_server() {
     assert!(error.contains("status 400: max-n: found 0, expected a number from 1 to 128"), "{error}");
     let error = admin(&managed, &["swap", "x"]).expect_err("an error");
     assert!(error.contains("status 404: the model `x` does not exist"), "{error}");
+}
+
+/// Fewer requests run at once from the next step on, and as many as configured again.
+#[test]
+fn max_seqs_changes_while_the_server_runs() {
+    let managed = Managed::start(&["--max-seqs", "2"]);
+    let body = json!({ "prompt": "Once", "max_tokens": 400, "ignore_eos": true, "stream": true }).to_string();
+    let json_type = [("content-type", "application/json")];
+    let open = || managed.server.open("POST", COMPLETIONS, &json_type, body.as_bytes());
+    let running = |n: usize, waiting: usize| {
+        managed.server.wait("as many run", |stats| {
+            (&stats["running"], &stats["waiting"]["normal"]) == (&json!(n), &json!(waiting))
+        })
+    };
+    managed.ok("PATCH", "config", &json!({ "max-seqs": 1 }));
+    let (first, second) = (open(), open());
+    running(1, 1);
+    managed.ok("PATCH", "config", &json!({ "max-seqs": 2 }));
+    running(2, 0);
+    drop((first, second));
+    running(0, 0);
+}
+
+/// How much others ask is no tenant's business.
+#[test]
+fn a_tenant_sees_its_own_metrics() {
+    let directory = Directory::new();
+    let keys = directory.write("clients", "key-of-alice alice\nkey-of-bob bob\n");
+    let managed = Managed::start(&["--api-key-file", &keys]);
+    let get = |key: &str, path: &str| {
+        let value = format!("Bearer {key}");
+        managed.server.send("GET", path, &[("authorization", &value)], b"")
+    };
+    for key in ["key-of-alice", "key-of-bob"] {
+        let value = format!("Bearer {key}");
+        let body = json!({ "prompt": "a", "max_tokens": 3, "ignore_eos": true });
+        assert_eq!(managed.server.post_with(COMPLETIONS, &[("authorization", &value)], &body).status, 200);
+    }
+    let line = |name: &str| format!("starling_tenant_output_tokens_total{{tenant=\"{name}\"}} 3\n");
+    let start = std::time::Instant::now();
+    // counted when the server has seen the end of a response
+    while !["alice", "bob"].iter().all(|name| get("administrator-key", "/metrics").text().contains(&line(name))) {
+        assert!(start.elapsed() < crate::server::LIMIT, "{}", get("administrator-key", "/metrics").text());
+    }
+    let seen = get("key-of-alice", "/metrics").text();
+    assert!(seen.contains(&line("alice")) && !seen.contains("bob"), "{seen}");
+    assert_eq!(get("wrong", "/metrics").status, 401);
+}
+
+/// One call shows the workers of all models.
+#[test]
+fn workers_of_all_models_are_listed() {
+    let model = |name: &str, of: &str| format!("{name}={}", reference(of));
+    let managed = Managed::start(&[
+        "-m",
+        &model("a", "llama-k256-q4_k_m"),
+        "-m",
+        &model("b", "qwen3-tied-f16"),
+        "--workers",
+        "2",
+    ]);
+    let all = managed.ok("GET", "workers", &json!({}));
+    let found = |i: usize| (all["models"][i]["model"].clone(), all["models"][i]["workers"].as_array().map(Vec::len));
+    assert_eq!([found(0), found(1)], [(json!("a"), Some(2)), (json!("b"), Some(2))]);
+    let worker = &all["models"][1]["workers"][1];
+    assert_eq!((&worker["id"], &worker["state"]), (&json!(1), &json!("healthy")), "{all}");
 }
 
 /// Drafts change no byte, and stop at once.

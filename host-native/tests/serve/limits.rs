@@ -70,6 +70,50 @@ fn a_full_queue_refuses_requests_with_429() {
     assert_eq!(server.post("/v1/completions", &long(1)).status, 200);
 }
 
+/// A request says how long it may take, in a field or a header of every API; the server's limit stays.
+#[test]
+fn a_request_has_a_time_limit_of_its_own() {
+    let server = Server::start(&["--request-timeout", "60", "--breaker-faults", "2"]);
+    let (model, hi) = ("starling-tiny-q8_0", json!([{ "role": "user", "content": "Hi" }]));
+    let prompt = json!({ "prompt": "Once", "max_tokens": 490, "ignore_eos": true });
+    for (path, mut body) in [
+        ("/v1/completions", prompt.clone()),
+        ("/v1/generate", prompt.clone()),
+        ("/completion", prompt),
+        ("/v1/chat/completions", json!({ "messages": hi })),
+        ("/v1/responses", json!({ "input": "Hi" })),
+        ("/v1/messages", json!({ "model": model, "max_tokens": 490, "messages": hi })),
+        ("/api/chat", json!({ "model": model, "messages": hi, "stream": false })),
+        ("/api/generate", json!({ "model": model, "prompt": "Once", "stream": false })),
+        ("/v1/embeddings", json!({ "input": "Hi" })),
+    ] {
+        // a nanosecond is over before anything is done
+        let limited = |header: &str| server.post_with(path, &[JSON[0], ("x-request-timeout", header)], &body);
+        let refused = limited("0.000000001");
+        assert_eq!(refused.status, 504, "{path}: {}", refused.text());
+        assert_eq!(limited("soon").status, 400, "{path}");
+        if path != "/v1/embeddings" {
+            body["timeout"] = json!(1e-9);
+            assert_eq!(server.post(path, &body).status, 504, "{path}");
+            body["timeout"] = json!(-1);
+            assert_eq!(server.post(path, &body).status, 400, "{path}");
+        }
+    }
+    let job = server.post("/execute", &json!({ "job_id": "j", "prompt": "Once", "max_tokens": 490, "timeout": 1e-9 }));
+    let (name, data) = job.events().pop().expect("an event");
+    assert!(name == "error" && data.contains("request_timeout"), "{data}");
+    // clients that are in a hurry close the model for nobody, and a long limit is none
+    let body = json!({ "prompt": "Once", "max_tokens": 2, "timeout": 1e30 });
+    assert_eq!(server.ok("/v1/completions", &body)["usage"]["completion_tokens"], 2);
+    // with what there is at the limit
+    let partial =
+        json!({ "prompt": "Once", "max_tokens": 490, "ignore_eos": true, "timeout": 0.2, "timeout_partial": true });
+    let answer = server.post("/v1/completions", &partial);
+    let reason =
+        if answer.status == 200 { answer.json()["choices"][0]["finish_reason"].clone() } else { json!("timeout") };
+    assert!(reason == "timeout" || reason == "length", "{}", answer.text());
+}
+
 #[test]
 fn a_tenant_is_limited_and_others_are_not() {
     let server = Server::start(&["--max-seqs", "1", "--tenant-requests", "2"]);

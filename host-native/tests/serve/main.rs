@@ -19,6 +19,7 @@ mod reasoning;
 mod rerank;
 mod reuse;
 mod rights;
+mod scenarios;
 mod server;
 mod sessions;
 mod signed;

@@ -7,10 +7,11 @@ use std::thread;
 
 use serde_json::{Value, json};
 
-use super::admin_client::Managed;
-use super::server::{LIMIT, Server, command};
+use super::admin_client::{Directory, Managed, completion};
+use super::server::{LIMIT, Server, command, fixture};
 
 const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
 
 fn ask() -> Value {
     json!({ "messages": [{ "role": "user", "content": "Hello" }], "max_tokens": 4, "seed": 1 })
@@ -134,8 +135,9 @@ fn examples_of_the_documentation_work() {
 }
 
 /// The first `n` lines of the access log of some requests, in any order.
-fn access_log(n: usize, requests: impl FnOnce(&Server)) -> Vec<Value> {
+fn access_log(more: &[&str], n: usize, requests: impl FnOnce(&Server)) -> Vec<Value> {
     let mut command = command(&["serve", "--port", "0", "--log-level", "info", "--log-format", "json"]);
+    command.args(more);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the server");
     let mut line = String::new();
     BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
@@ -158,7 +160,7 @@ fn access_log(n: usize, requests: impl FnOnce(&Server)) -> Vec<Value> {
 
 #[test]
 fn the_access_log_tells_tokens_and_times_of_an_answer() {
-    let log = access_log(5, |server| {
+    let log = access_log(&[], 5, |server| {
         server.ok(CHAT, &ask());
         server.get("/v1/models");
         let mut streamed = ask();
@@ -196,4 +198,98 @@ fn the_access_log_tells_tokens_and_times_of_an_answer() {
     assert_eq!((&models["status"], &models["tokens"]), (&json!(200), &Value::Null), "{models}");
     assert_eq!(left["status"], 200, "{left}");
     assert_eq!(wrong["finish"], Value::Null, "{wrong}");
+    assert_eq!((&wrong["error_class"], &wrong["level"]), (&json!("invalid_request_error"), &json!("INFO")), "{wrong}");
+}
+
+/// Whoever reads the log finds faults of the server by their level, and refusals by their code.
+#[test]
+fn the_access_log_tells_errors() {
+    let directory = Directory::new();
+    directory.write("broken.gguf", "GGUF");
+    let path = directory.path().to_str().expect("a path");
+    let small = format!("small={}", fixture("starling-tiny/starling-tiny-q8_0.gguf"));
+    let log = access_log(&["-m", &small, "--models-dir", path, "--tenant-requests", "1"], 4, |server| {
+        let ask = |model: &str, n: usize| completion(model, "a b", n);
+        assert_eq!(server.post(COMPLETIONS, &ask("broken", 1)).status, 500);
+        assert_eq!(server.post(COMPLETIONS, &ask("none", 1)).status, 404);
+        let long = ask("small", 900).to_string();
+        let stream = server.open("POST", COMPLETIONS, &[("content-type", "application/json")], long.as_bytes());
+        server.wait("it runs", |stats| stats["running"] == 1);
+        assert_eq!(server.post(COMPLETIONS, &ask("small", 1)).status, 429);
+        drop(stream);
+    });
+    let line = |status: u16| log.iter().find(|line| line["status"] == status).unwrap_or_else(|| panic!("{log:#?}"));
+    let failed = line(500);
+    assert_eq!(
+        (&failed["level"], &failed["error"], &failed["error_class"]),
+        (&json!("ERROR"), &json!("model_load_failed"), &json!("server_error")),
+        "{failed}"
+    );
+    let refused = line(429);
+    assert_eq!(
+        (&refused["level"], &refused["error"], &refused["error_class"], &refused["finish"]),
+        (&json!("INFO"), &json!("tenant_requests"), &json!("rate_limit_error"), &Value::Null),
+        "{refused}"
+    );
+    assert_eq!(line(404)["error"], "model_not_found");
+}
+
+/// Readers of JSON keep one of two values of a key, or refuse the line.
+#[test]
+fn lines_of_the_log_have_each_key_once() {
+    let directory = Directory::new();
+    let keys = directory.write("keys", "administrator-key anna\n");
+    let args = ["serve", "--port", "0", "--log-level", "info", "--log-format", "json", "--fault-injection"];
+    let mut command = command(&args);
+    command.args(["--admin-key-file", &keys]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the server");
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+    let log = child.stderr.take().expect("a pipe");
+    let server = Server::of(child, &line);
+    let headers = [("authorization", "Bearer administrator-key"), ("content-type", "application/json")];
+    let admin = |method: &str, path: &str, body: &Value| {
+        server.send(method, &format!("/admin/{path}"), &headers, body.to_string().as_bytes()).status
+    };
+    assert_eq!(admin("PATCH", "config", &json!({ "max-n": 3 })), 200);
+    assert_eq!(admin("POST", "pressure", &json!({ "level": 1 })), 200);
+    assert_eq!(admin("POST", "models/starling-tiny-q8_0/swap", &json!({ "source": "/nothing.gguf" })), 500);
+    assert_eq!(server.post(CHAT, &ask()).status, 200);
+    server.signal("TERM");
+    let lines: Vec<String> = BufReader::new(log).lines().map_while(Result::ok).collect();
+    let mut seen = String::new();
+    for line in &lines {
+        let Keys(keys) = serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"));
+        let distinct: std::collections::BTreeSet<&String> = keys.iter().collect();
+        assert_eq!(distinct.len(), keys.len(), "{line}");
+        seen += line;
+    }
+    for message in
+        ["administration", "memory pressure has changed", "model not replaced", "request finished", "worker_id"]
+    {
+        assert!(seen.contains(message), "{message}: {seen}");
+    }
+}
+
+/// The keys of a JSON object, repeated ones too.
+struct Keys(Vec<String>);
+
+impl<'de> serde::Deserialize<'de> for Keys {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Keys, D::Error> {
+        struct Visitor;
+        impl<'de> serde::de::Visitor<'de> for Visitor {
+            type Value = Keys;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Keys, A::Error> {
+                let mut keys = Vec::new();
+                while let Some((key, _)) = map.next_entry::<String, serde::de::IgnoredAny>()? {
+                    keys.push(key);
+                }
+                Ok(Keys(keys))
+            }
+        }
+        deserializer.deserialize_map(Visitor)
+    }
 }

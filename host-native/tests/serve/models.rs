@@ -52,11 +52,26 @@ fn a_request_reaches_the_model_that_it_names() {
     assert!(error.text().contains("did you mean `llama`?"), "{}", error.text());
     assert_eq!(server.get("/v1/models/qwen").json()["status"]["value"], "loaded");
     assert_eq!(server.get("/v1/models/no").status, 404);
-    assert_eq!(server.get("/server/stats?model=qwen").json()["model"], "qwen");
+    let one = server.get("/server/stats?model=qwen").json();
+    assert_eq!((&one["model"], one["models"].as_object().map(serde_json::Map::len)), (&json!("qwen"), Some(1)));
+    let all = server.stats();
+    for name in ["llama", "qwen"] {
+        let model = &all["models"][name];
+        let worker = &model["workers"][0];
+        assert_eq!((&model["status"], &worker["state"]), (&json!("loaded"), &json!("healthy")), "{all}");
+        assert!(worker["utilisation"].as_f64().is_some_and(|share| (0.0..=1.0).contains(&share)), "{all}");
+        assert_eq!(model["threads"], all["threads"], "both models share the threads");
+    }
+    let tokens = |stats: &Value| stats["output_tokens"].as_u64().expect("a number");
+    assert_eq!(tokens(&all), tokens(&all["models"]["llama"]) + tokens(&all["models"]["qwen"]));
+    let latency = &all["time_to_first_token"];
+    assert!(latency["p95"].as_f64() >= latency["p90"].as_f64() && latency["p95"].as_f64() > Some(0.0), "{all}");
     let metrics = server.get("/metrics").text();
     for name in ["llama", "qwen"] {
         assert!(metrics.contains(&format!("starling_model_loaded{{model_name=\"{name}\"}} 1\n")), "{metrics}");
         assert!(metrics.contains(&format!("starling_output_tokens_total{{model_name=\"{name}\"}}")), "{metrics}");
+        let utilisation = format!("starling_worker_utilisation_ratio{{model_name=\"{name}\",worker=\"0\"}}");
+        assert!(metrics.contains(&utilisation), "{metrics}");
     }
 }
 
@@ -81,12 +96,27 @@ fn models_of_one_server_answer_at_once_as_alone() {
 #[test]
 fn a_model_is_loaded_by_the_first_request_and_found_while_the_server_runs() {
     let directory = Directory::new();
-    directory.model("llama-linear-bias-bf16", "a.gguf");
     directory.write("notes.txt", "no model");
     let server = Server::start(&["--models-dir", directory.path().to_str().expect("a path")]);
+    // a router must not send requests to a server without models
+    let ready = server.get("/readyz");
+    assert_eq!((ready.status, server.get("/livez").status), (503, 200));
+    assert!(ready.json()["status"].as_str().expect("a reason").contains("no GGUF file"), "{}", ready.text());
+    directory.model("llama-linear-bias-bf16", "a.gguf");
+    assert_eq!(server.get("/readyz").status, 200);
+    let tags = server.get("/api/tags").json()["models"][0].clone();
+    assert_eq!(
+        (&tags["capabilities"][0], &tags["details"]["family"]),
+        (&json!("completion"), &json!("llama")),
+        "{tags}"
+    );
+    assert_eq!(tags["size"], std::fs::metadata(directory.path().join("a.gguf")).expect("a file").len());
     assert_eq!(states(&server), [("a".to_string(), "unloaded".to_string())]);
     assert_eq!(server.get("/readyz").status, 200);
-    assert_eq!(server.get("/server/stats").status, 409);
+    // all models in one call, loaded or not
+    let stats = server.stats();
+    assert_eq!((&stats["models"]["a"]["status"], &stats["running"]), (&json!("unloaded"), &json!(0)));
+    assert_eq!(server.get("/server/stats?model=a").status, 409);
     server.ok(COMPLETIONS, &completion("a", "x", 2));
     assert_eq!(state(&server, "a"), "loaded");
     directory.model("qwen3-tied-f16", "b.gguf");

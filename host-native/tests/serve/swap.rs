@@ -65,6 +65,30 @@ fn no_request_fails_while_models_are_replaced() {
     assert!(metrics.contains("starling_model_swaps_total{model_name=\"m\",result=\"ok\"} 10\n"), "{metrics}");
 }
 
+/// Totals, rates and latencies are of the requests of clients.
+#[test]
+fn a_self_test_counts_nowhere() {
+    let managed = start(&[]);
+    managed.server.ok(COMPLETIONS, &completion("m", PROMPT, 3));
+    managed.server.wait("the answer counts", |stats| stats["output_tokens"] == 3);
+    managed.server.wait_metrics("starling_tenant_output_tokens_total{tenant=\"default\"} 3\n");
+    let counted = |metrics: &str| {
+        let families =
+            ["requests_total", "output_tokens_total", "prompt_tokens_total", "step_seconds_count", "tenant_"];
+        let is_counted = |line: &&str| families.iter().any(|family| line.starts_with(&format!("starling_{family}")));
+        metrics.lines().filter(is_counted).map(str::to_string).collect::<Vec<_>>()
+    };
+    let before = counted(&managed.server.get("/metrics").text());
+    let test = json!({ "prompt": "a b c", "text": "one two three", "max_perplexity": 1e9 });
+    assert_eq!(swap(&managed, &json!({ "source": reference(NEW), "test": test })).0, 200);
+    let after = counted(&managed.server.get("/metrics").text());
+    assert_eq!(after, before);
+    assert!(!before.is_empty());
+    // the new model counts from its first request on
+    managed.server.ok(COMPLETIONS, &completion("m", PROMPT, 4));
+    managed.server.wait("the answer counts", |stats| stats["output_tokens"] == 7);
+}
+
 #[test]
 fn a_running_answer_finishes_on_the_old_model() {
     let old = expected(OLD, 300);

@@ -353,6 +353,66 @@ fn the_options_of_anthropic_and_ollama_hold() {
     }
 }
 
+/// What the clients of each vendor send for a limit.
+#[test]
+fn limits_are_read_as_the_vendors_write_them() {
+    let server = Server::start(&["--max-tokens", "7"]);
+    let ask = |path: &str, fields: Value| {
+        let body = with(&json!({ "model": MODEL, "prompt": "Once", "ignore_eos": true, "temperature": 0 }), fields);
+        server.ok(path, &body)
+    };
+    let count = |answer: Value| answer["usage"]["completion_tokens"].as_u64();
+    for (limit, n) in [(json!(-1), 7), (json!(5.0), 5), (json!(-1.0), 7)] {
+        assert_eq!(count(ask("/v1/completions", json!({ "max_tokens": limit }))), Some(n), "{limit}");
+        assert_eq!(count(ask("/v1/generate", json!({ "max_completion_tokens": limit }))), Some(n), "{limit}");
+        let llama = ask("/completion", json!({ "n_predict": limit, "top_k": 40.0, "id_slot": -1 }));
+        assert_eq!(llama["tokens_predicted"].as_u64(), Some(n), "{limit}");
+        let options = json!({ "num_predict": limit, "num_ctx": 512.0, "seed": -1 });
+        let chat = json!({ "model": MODEL, "messages": hi(), "stream": false, "options": options });
+        assert!(server.ok("/api/chat", &chat)["eval_count"].as_u64() <= Some(n), "{limit}");
+        let chat = json!({ "messages": hi(), "max_tokens": limit, "thinking_budget_tokens": -1, "n": 1.0 });
+        assert!(count(server.ok("/v1/chat/completions", &chat)) <= Some(n), "{limit}");
+    }
+    assert_eq!(server.post("/v1/completions", &json!({ "prompt": "a", "max_tokens": 1.5 })).status, 400);
+    assert_eq!(server.post("/v1/completions", &json!({ "prompt": "a", "max_tokens": -2 })).status, 400);
+}
+
+/// An agent whose tool returns a screenshot goes on: the conversation is not lost.
+#[test]
+fn an_image_in_a_result_is_no_error() {
+    let server = Server::start(&["--chat-template", &fixture("chat/qwen-tools.jinja")]);
+    let tool = json!({ "type": "image_url", "image_url": { "url": "data:image/png;base64,AA==" } });
+    let call = json!({ "id": "c", "type": "function", "function": { "name": "see", "arguments": "{}" } });
+    let messages = json!([
+        { "role": "user", "content": "Look." },
+        { "role": "assistant", "content": "", "tool_calls": [call] },
+        { "role": "tool", "tool_call_id": "c", "content": [tool] },
+    ]);
+    let rendered = server.ok("/v1/apply-template", &json!({ "messages": messages }))["prompt"].clone();
+    assert!(rendered.as_str().is_some_and(|text| text.contains("an image is left out")), "{rendered}");
+    server.ok("/v1/chat/completions", &json!({ "messages": messages, "max_tokens": 2 }));
+    let items = json!([
+        { "role": "user", "content": "Look." },
+        { "type": "function_call", "call_id": "c", "name": "see", "arguments": "{}" },
+        { "type": "function_call_output", "call_id": "c", "output": [{ "type": "input_image", "image_url": "data:" }] },
+    ]);
+    server.ok("/v1/responses", &json!({ "input": items, "max_output_tokens": 2 }));
+    let blocks = json!([
+        { "role": "user", "content": "Look." },
+        { "role": "assistant", "content": [{ "type": "tool_use", "id": "c", "name": "see", "input": {} }] },
+        { "role": "user", "content": [{ "type": "tool_result", "tool_use_id": "c", "content": [{ "type": "image" }] }] },
+    ]);
+    server.ok("/v1/messages", &json!({ "model": MODEL, "max_tokens": 2, "messages": blocks }));
+    let ollama = json!([{ "role": "user", "content": "Look." }, { "role": "tool", "content": "", "images": ["AA=="] }]);
+    server.ok(
+        "/api/chat",
+        &json!({ "model": MODEL, "messages": ollama, "stream": false, "options": { "num_predict": 2 } }),
+    );
+    // a question about an image has no answer without it
+    let asked = json!({ "messages": [{ "role": "user", "content": [tool] }] });
+    assert_eq!(server.post("/v1/chat/completions", &asked).status, 400);
+}
+
 #[test]
 fn administrators_unload_models_of_ollama() {
     let server = Managed::start(&[]);
@@ -416,7 +476,12 @@ fn embeddings_are_the_same_in_each_api() {
     assert_eq!(server.ok("/api/embeddings", &json!({ "model": MODEL, "prompt": "a dog" }))["embedding"], vector);
     assert_eq!(server.ok("/embed", &json!({ "inputs": ["a dog"] }))[0], vector);
     assert_eq!(server.ok("/embedding", &json!({ "content": "a dog" }))[0]["embedding"][0], vector);
-    let long = json!({ "model": MODEL, "input": "dog ".repeat(600), "truncate": true });
+    // Ollama cuts unless it is told not to
+    let strict = json!({ "model": MODEL, "input": "dog ".repeat(600), "truncate": false });
+    assert_eq!(server.post("/api/embed", &strict).status, 400);
+    let older = json!({ "model": MODEL, "prompt": "dog ".repeat(600) });
+    assert!(server.ok("/api/embeddings", &older)["embedding"].is_array());
+    let long = json!({ "model": MODEL, "input": "dog ".repeat(600) });
     assert_eq!(
         server.ok("/api/embed", &long)["embeddings"][0].as_array().map(Vec::len),
         vector.as_array().map(Vec::len)

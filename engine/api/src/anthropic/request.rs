@@ -6,7 +6,7 @@ use starling::chat::Json;
 
 use super::system::move_volatile_lines;
 use crate::error::{ApiError, quoted};
-use crate::fields::{AssistantMessage, Fields, call, function_tool, tool_message, unreadable, wrong};
+use crate::fields::{AssistantMessage, Fields, call, function_tool, tool_message, unread_in_result, unreadable, wrong};
 use crate::openai::chat::{ChatCompletionRequest, ChatFields};
 use crate::openai::options::{OneOrMany, Options};
 use crate::parse_whole;
@@ -65,6 +65,9 @@ pub struct MessagesRequest {
     /// Not supported.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
     pub container: Option<Value>,
+    /// Time limit of the request in seconds (not Anthropic's), as in `/v1/chat/completions`.
+    #[cfg_attr(feature = "openapi", schema(exclusive_minimum = 0))]
+    pub timeout: Option<f64>,
 }
 
 parse_whole!(MessagesRequest);
@@ -230,6 +233,7 @@ impl MessagesRequest {
             temperature: self.temperature,
             top_p: self.top_p,
             top_k: self.top_k,
+            timeout: self.timeout,
             user: self.metadata.and_then(|metadata| metadata.user_id),
             ..Options::default()
         };
@@ -300,6 +304,21 @@ fn texts(content: Json, at: &str, kinds: &[&str]) -> Result<Vec<String>, ApiErro
     blocks.into_iter().enumerate().map(text).collect()
 }
 
+/// The text of a result of a tool, in which a text stands for blocks that are not text.
+fn result_text(content: Json, at: &str) -> Result<String, ApiError> {
+    let Json::Array(blocks) = content else { return Ok(texts(content, at, &[])?.join("\n")) };
+    let text = |(i, block): (usize, Json)| {
+        let at = format!("{at}[{i}]");
+        let mut block = Fields::new(block, at.clone())?;
+        match block.kind("text")?.as_str() {
+            "text" => block.text("text"),
+            "document" => document(&mut block, &at).or_else(|_| Ok(unread_in_result("document").into())),
+            kind => Ok(unread_in_result(kind).into()),
+        }
+    };
+    Ok(blocks.into_iter().enumerate().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))
+}
+
 /// The text of a document.
 fn document(block: &mut Fields, at: &str) -> Result<String, ApiError> {
     let at = format!("{at}.source");
@@ -355,7 +374,7 @@ fn add_user(content: Json, at: &str, messages: &mut Vec<Json>) -> Result<(), Api
                 let id = block.text("tool_use_id")?;
                 let result = match block.take("content") {
                     None => String::new(),
-                    Some(content) => texts(content, &format!("{at}.content"), &["text", "document"])?.join("\n"),
+                    Some(content) => result_text(content, &format!("{at}.content"))?,
                 };
                 messages.push(tool_message(id, result));
             }

@@ -6,7 +6,7 @@ use serde::de::{self, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use starling::tokenizer::{EncodeOptions, Tokenizer};
 
-use crate::input::token;
+use crate::input::{token, whole_token};
 
 /// The prompts of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,11 +96,31 @@ fn read_object<'de, A: MapAccess<'de>>(mut map: A) -> Result<LlamaPrompt, A::Err
 }
 
 /// Token ID or text, in a prompt that is a list of both.
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a token id or a string")]
 enum ListedPart {
     Text(String),
     Token(u32),
+}
+
+impl<'de> Deserialize<'de> for ListedPart {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Any;
+        impl Visitor<'_> for Any {
+            type Value = ListedPart;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a token id or a string")
+            }
+            fn visit_str<E>(self, text: &str) -> Result<ListedPart, E> {
+                Ok(ListedPart::Text(text.into()))
+            }
+            fn visit_u64<E: de::Error>(self, n: u64) -> Result<ListedPart, E> {
+                token(n, &self).map(ListedPart::Token)
+            }
+            fn visit_f64<E: de::Error>(self, x: f64) -> Result<ListedPart, E> {
+                whole_token(x, &self).map(ListedPart::Token)
+            }
+        }
+        deserializer.deserialize_any(Any)
+    }
 }
 
 impl<'de> Deserialize<'de> for Item {
@@ -116,6 +136,9 @@ impl<'de> Deserialize<'de> for Item {
             }
             fn visit_u64<E: de::Error>(self, n: u64) -> Result<Item, E> {
                 token(n, &self).map(Item::Token)
+            }
+            fn visit_f64<E: de::Error>(self, x: f64) -> Result<Item, E> {
+                whole_token(x, &self).map(Item::Token)
             }
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Item, A::Error> {
                 read_object(map).map(Item::Prompt)
@@ -196,6 +219,7 @@ mod tests {
         assert_eq!(read("\"a\""), prompts(&[&[text("a")]]));
         assert_eq!(read("[\"a\",\"b\"]"), prompts(&[&[text("a")], &[text("b")]]));
         assert_eq!(read("[1,2]"), prompts(&[std::slice::from_ref(&tokens)]));
+        assert_eq!(read("[[1.0,2],[1,2.0]]"), prompts(&[&[tokens.clone()], &[tokens.clone()]]));
         assert_eq!(read("[1,2,\"a\"]"), prompts(&[&[tokens.clone(), text("a")]]));
         assert_eq!(
             read("[[1,2],\"a\",[\"b\",1,2]]"),

@@ -7,7 +7,7 @@ use crate::error::{ApiError, quoted};
 use crate::fields::wrong;
 use crate::infill::Infill;
 use crate::llama_server::prompt::LlamaPrompts;
-use crate::openai::options::{Logprobs, MAX_TOP, Options};
+use crate::openai::options::{Logprobs, MAX_TOP, Options, Seed};
 use crate::parse::{ParseBody, parse};
 use crate::structure::OutputConstraint;
 
@@ -117,12 +117,17 @@ impl ParseBody for LlamaCompletionRequest {
         }
         let json = serde_json::to_vec(&body).unwrap_or_default();
         let mut options: Options = parse(&json)?;
+        // as `/props` tells it
+        options.seed = options.seed.filter(|seed| *seed != RANDOM_SEED);
         if let Some(names) = &completion.samplers {
             turn_off_others(&mut options, names)?;
         }
         Ok(LlamaCompletionRequest { options, constraint: parse(&json)?, completion })
     }
 }
+
+/// llama-server's value for a random seed, besides -1.
+pub const RANDOM_SEED: Seed = Seed(u32::MAX as u64);
 
 /// Samplers in the order in which the server applies them, with llama-server's other names.
 const SAMPLERS: [&[&str]; 7] = [
@@ -283,6 +288,11 @@ mod tests {
             assert!(request.options.logit_bias.is_some_and(|biases| biases.contains_key("16")));
         }
         assert_eq!(parse_request(json!({ "prompt": "a", "n_predict": -1 })).expect("ok").options.max_tokens, None);
+        // a client that sends back what `/props` has
+        for (seed, expected) in [(json!(u32::MAX), None), (json!(-1), None), (json!(7.0), Some(Seed(7)))] {
+            let request = parse_request(json!({ "prompt": "a", "seed": seed, "n_predict": 5.0 })).expect("a request");
+            assert_eq!((request.options.seed, request.options.max_tokens), (expected, Some(5)));
+        }
     }
 
     #[test]

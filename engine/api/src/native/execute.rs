@@ -57,12 +57,33 @@ pub struct ExecuteToken {
     pub i: usize,
 }
 
-#[derive(Serialize)]
-struct End {
-    tokens_out: usize,
-    decode_time_ms: u64,
-    stop_reason: &'static str,
-    stop_sequence_matched: Option<String>,
+/// Data of the event `end`.
+#[derive(Debug, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ExecuteEnd {
+    /// Generated tokens.
+    pub tokens_out: usize,
+    /// Time from the first token to the end, in milliseconds.
+    pub decode_time_ms: u64,
+    /// `EOS`, `STOP_SEQUENCE`, `MAX_TOKENS`, `DEADLINE` (the time limit of a request with `timeout_partial`), `NO_MEMORY`,
+    /// `CONTENT_FILTER`, `CONSTRAINT` or `NOT_FINITE`.
+    pub stop_reason: &'static str,
+    /// Stop string that ended the answer, if one did.
+    pub stop_sequence_matched: Option<String>,
+}
+
+/// Why a job ended, in the words of the orchestrator's protocol. Only an answer that used up its tokens is `MAX_TOKENS`.
+fn stop_reason(reason: &FinishReason) -> &'static str {
+    match reason {
+        FinishReason::StopToken(_) | FinishReason::Complete => "EOS",
+        FinishReason::StopString(_) => "STOP_SEQUENCE",
+        FinishReason::Length => "MAX_TOKENS",
+        FinishReason::Deadline => "DEADLINE",
+        FinishReason::ContentFilter => "CONTENT_FILTER",
+        FinishReason::NotFinite => "NOT_FINITE",
+        FinishReason::NoMemory => "NO_MEMORY",
+        FinishReason::Constraint(_) => "CONSTRAINT",
+    }
 }
 
 #[derive(Serialize)]
@@ -119,23 +140,14 @@ impl<C: Clock> StreamWriter for ExecuteWriter<C> {
                 if !text.is_empty() {
                     send(sink, Some("token"), &ExecuteToken { t: text, i: self.n_tokens });
                 }
-                let stop_reason = match reason {
-                    FinishReason::StopToken(_) | FinishReason::Complete => "eos",
-                    FinishReason::StopString(_) => "stop_sequence",
-                    FinishReason::Length
-                    | FinishReason::Deadline
-                    | FinishReason::ContentFilter
-                    | FinishReason::NotFinite
-                    | FinishReason::NoMemory
-                    | FinishReason::Constraint(_) => "max_tokens",
-                };
                 let stop_sequence_matched = match reason {
                     FinishReason::StopString(i) => self.plan.stops.get(i).cloned(),
                     _ => None,
                 };
                 let decode_time_ms =
                     self.first_token_ns.map_or(0, |at| self.clock.monotonic_ns().saturating_sub(at) / 1_000_000);
-                let end = End { tokens_out: n_tokens, decode_time_ms, stop_reason, stop_sequence_matched };
+                let stop_reason = stop_reason(&reason);
+                let end = ExecuteEnd { tokens_out: n_tokens, decode_time_ms, stop_reason, stop_sequence_matched };
                 send(sink, Some("end"), &end);
                 return true;
             }
@@ -147,5 +159,50 @@ impl<C: Clock> StreamWriter for ExecuteWriter<C> {
     fn fail(&mut self, error: &ErrorBody, sink: &mut dyn EventSink) {
         let (code, message) = (error.error.code.unwrap_or(error.error.kind), error.error.message.as_str());
         send(sink, Some("error"), &JobError { job_id: &self.plan.job_id, code, message });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+    use starling::sampler::ConstraintError;
+
+    use super::*;
+    use crate::parts::testing::{Events, updates};
+
+    struct Stopped;
+    impl Clock for Stopped {
+        fn unix_seconds(&self) -> u64 {
+            0
+        }
+
+        fn monotonic_ns(&self) -> u64 {
+            0
+        }
+    }
+
+    /// An orchestrator tells an answer that has its length from one that was cut for another reason.
+    #[test]
+    fn each_end_has_its_own_reason() {
+        for (reason, word) in [
+            (FinishReason::StopToken(5), "EOS"),
+            (FinishReason::Complete, "EOS"),
+            (FinishReason::StopString(0), "STOP_SEQUENCE"),
+            (FinishReason::Length, "MAX_TOKENS"),
+            (FinishReason::Deadline, "DEADLINE"),
+            (FinishReason::NoMemory, "NO_MEMORY"),
+            (FinishReason::ContentFilter, "CONTENT_FILTER"),
+            (FinishReason::Constraint(ConstraintError::Failed), "CONSTRAINT"),
+            (FinishReason::NotFinite, "NOT_FINITE"),
+        ] {
+            let plan = ExecutePlan { job_id: "j".into(), model: "m".into(), seed: 1, stops: vec!["x".into()] };
+            let (mut writer, mut events) = (ExecuteWriter::new(plan, Stopped), Events::default());
+            for update in updates(&["a"], reason) {
+                writer.update(0, update, &mut events);
+            }
+            let (name, end) = events.0.last().expect("an event");
+            assert_eq!((name.as_deref(), &end["stop_reason"]), (Some("end"), &Value::from(word)));
+            assert_eq!(end["stop_sequence_matched"].as_str(), (word == "STOP_SEQUENCE").then_some("x"));
+        }
     }
 }

@@ -3,10 +3,12 @@
 use serde::{Deserialize, Serialize};
 use starling::chat::Json;
 use starling::receipt::Receipt;
+use starling::tokenizer::Tokenizer;
 
 use crate::answer::{Answer, Usage};
 use crate::error::{ApiError, ErrorBody};
-use crate::openai::options::Options;
+use crate::openai::chat::{ChatLogprobs, TokenLogprob};
+use crate::openai::options::{Logprobs, Options};
 use crate::openai::response::ResponseHead;
 use crate::parse::{ParseBody, parse};
 use crate::parse_whole;
@@ -43,6 +45,21 @@ pub struct GenerateFields {
     pub open_session: Option<bool>,
     /// Parse control tokens such as `<|fim_prefix|>` in `prompt`. Default: true. Never applies to messages.
     pub parse_special: Option<bool>,
+    /// Return log-probabilities of the generated tokens.
+    pub logprobs: Option<bool>,
+    /// Number of most probable tokens to return for each token, 0 to 20; requires `logprobs`.
+    #[cfg_attr(feature = "openapi", schema(minimum = 0, maximum = 20))]
+    pub top_logprobs: Option<u32>,
+}
+
+impl GenerateFields {
+    /// The requested log-probabilities.
+    ///
+    /// # Errors
+    /// `top_logprobs` out of range or without `logprobs`.
+    pub fn logprobs(&self) -> Result<Logprobs, ApiError> {
+        Logprobs::of_answer(self.logprobs, self.top_logprobs)
+    }
 }
 
 impl ParseBody for GenerateRequest {
@@ -62,6 +79,9 @@ pub struct GenerateResponse {
     pub text: String,
     /// Generated token IDs.
     pub tokens: Vec<u32>,
+    /// Log-probabilities of these tokens, if requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<Vec<TokenLogprob>>,
     /// `stop` or `length`.
     pub finish_reason: &'static str,
     /// Token counts.
@@ -81,9 +101,10 @@ pub struct GenerateResponse {
 }
 
 impl GenerateResponse {
-    /// The response with a complete answer to a prompt of `n_prompt` tokens.
-    pub fn new(head: ResponseHead, n_prompt: usize, answer: Answer) -> GenerateResponse {
+    /// The response with a complete answer to a prompt of `n_prompt` tokens. With a `tokenizer` it has log-probabilities.
+    pub fn new(head: ResponseHead, n_prompt: usize, answer: Answer, tokenizer: Option<&Tokenizer>) -> GenerateResponse {
         GenerateResponse {
+            logprobs: tokenizer.map(|tokenizer| ChatLogprobs::new(tokenizer, &answer.tokens).content),
             id: head.id,
             finish_reason: answer.finish_reason(),
             usage: Usage::new(n_prompt, 1, [&answer]),
@@ -107,6 +128,12 @@ pub struct GenerateToken {
     pub token: u32,
     /// Index among the generated tokens.
     pub index: usize,
+    /// Log-probability of the token, if requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logprob: Option<f32>,
+    /// Most probable token IDs at this position and their log-probabilities, if requested.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub top: Vec<(u32, f32)>,
 }
 
 /// Request to close a session.
@@ -132,21 +159,23 @@ pub struct CloseResponse {
 /// Writes an answer as events `token`, and `end` with the response that `end` makes of it.
 pub struct GenerateWriter<F> {
     answer: Answer,
+    has_logprobs: bool,
     end: Option<F>,
 }
 
 impl<F: FnOnce(Answer) -> GenerateResponse> GenerateWriter<F> {
-    /// A writer; `end` is called once, with the complete answer.
-    pub fn new(end: F) -> GenerateWriter<F> {
-        GenerateWriter { answer: Answer::default(), end: Some(end) }
+    /// A writer of tokens, with their log-probabilities if they are requested; `end` is called once, with the complete answer.
+    pub fn new(has_logprobs: bool, end: F) -> GenerateWriter<F> {
+        GenerateWriter { answer: Answer::default(), has_logprobs, end: Some(end) }
     }
 }
 
 impl<F: FnOnce(Answer) -> GenerateResponse> StreamWriter for GenerateWriter<F> {
     fn update(&mut self, _: usize, update: Update, sink: &mut dyn EventSink) -> bool {
-        if let Update::Token { text, token, .. } = &update {
-            let index = self.answer.tokens.len();
-            send(sink, Some("token"), &GenerateToken { text: text.clone(), token: *token, index });
+        if let Update::Token { text, token, logprob, top } = &update {
+            let (index, logprob) = (self.answer.tokens.len(), self.has_logprobs.then_some(*logprob));
+            let (text, top) = (text.clone(), top.clone());
+            send(sink, Some("token"), &GenerateToken { text, token: *token, index, logprob, top });
         }
         let is_done = matches!(update, Update::Done { .. });
         self.answer.add(update);

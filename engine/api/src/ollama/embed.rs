@@ -16,10 +16,10 @@ pub struct OllamaEmbedRequest {
     pub model: String,
     /// Text, or a list of texts.
     pub input: Input,
-    /// Cut texts that are too long, at their end. Default: false, so that no text is cut silently (Ollama: true).
+    /// Cut texts that are too long, at their end. Default: true, as in Ollama.
     pub truncate: Option<bool>,
-    /// Number of dimensions to return, from the first. Default: all.
-    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
+    /// Number of dimensions to return, from the first. 0, the default: all.
+    #[cfg_attr(feature = "openapi", schema(minimum = 0))]
     pub dimensions: Option<usize>,
     /// Accepted; the server's settings say when models are unloaded.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
@@ -45,15 +45,15 @@ impl OllamaEmbedRequest {
             model: Some(self.model),
             input: self.input,
             encoding_format: Some(Encoding::Float),
-            dimensions: self.dimensions,
+            dimensions: self.dimensions.filter(|n| *n > 0),
             user: None,
         };
-        (request, self.truncate == Some(true))
+        (request, self.truncate != Some(false))
     }
 }
 
 impl OllamaEmbeddingsRequest {
-    /// The request for embeddings.
+    /// The request for embeddings; a text that is too long is cut.
     pub fn into_embedding(self) -> EmbeddingRequest {
         EmbeddingRequest {
             model: Some(self.model),

@@ -38,13 +38,14 @@ pub struct OllamaModel {
     pub model: String,
     /// Time of the load, or of the start of the server: RFC 3339.
     pub modified_at: String,
-    /// Bytes of the weights; 0 if the model is not loaded.
+    /// Bytes of the weights; of a model that is not loaded, of its file, or 0 if that is not on this machine.
     pub size: u64,
     /// SHA-256 of the model file; empty if the model is not loaded.
     pub digest: String,
     /// Family, parameters and quantisation.
     pub details: OllamaDetails,
-    /// `completion`, `tools`, `thinking`, `insert`, or `embedding`, or `rerank`; empty if the model is not loaded.
+    /// `completion`, `tools`, `thinking`, `insert`, or `embedding`, or `rerank`; empty if the model is not loaded and its file is
+    /// not on this machine.
     pub capabilities: Vec<&'static str>,
     /// Context length of this server, on `ps`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -65,7 +66,7 @@ pub struct OllamaDetails {
     pub parent_model: &'static str,
     /// Always `gguf`.
     pub format: &'static str,
-    /// Architecture; empty if the model is not loaded.
+    /// Architecture; empty if it is not known.
     pub family: String,
     /// The family alone.
     pub families: Vec<String>,

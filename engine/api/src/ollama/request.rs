@@ -5,9 +5,9 @@ use serde_json::Value;
 use starling::chat::Json;
 
 use crate::error::ApiError;
-use crate::fields::{AssistantMessage, Fields, object, wrong};
+use crate::fields::{AssistantMessage, Fields, object, unread_in_result, wrong};
 use crate::openai::chat::{ChatCompletionRequest, ChatFields};
-use crate::openai::options::{OneOrMany, Options, Seed};
+use crate::openai::options::{OneOrMany, Options, Seed, seed};
 use crate::parse_whole;
 use crate::structure::{OutputConstraint, ResponseFormat};
 
@@ -40,6 +40,9 @@ pub struct OllamaChatRequest {
     pub think: Option<Think>,
     /// Not supported.
     pub logprobs: Option<bool>,
+    /// Time limit of the request in seconds (not Ollama's), as in `/v1/chat/completions`.
+    #[cfg_attr(feature = "openapi", schema(exclusive_minimum = 0))]
+    pub timeout: Option<f64>,
 }
 
 /// Request of `POST /api/generate`.
@@ -78,6 +81,9 @@ pub struct OllamaGenerateRequest {
     pub context: Option<Vec<i64>>,
     /// Not supported.
     pub logprobs: Option<bool>,
+    /// Time limit of the request in seconds (not Ollama's), as in `/v1/chat/completions`.
+    #[cfg_attr(feature = "openapi", schema(exclusive_minimum = 0))]
+    pub timeout: Option<f64>,
 }
 
 parse_whole!(OllamaChatRequest, OllamaGenerateRequest);
@@ -90,7 +96,8 @@ pub struct OllamaOptions {
     /// Maximum number of tokens to generate; 0, -1 and -2 for as many as fit.
     #[cfg_attr(feature = "openapi", schema(minimum = -2))]
     pub num_predict: Option<i64>,
-    /// Random seed.
+    /// Random seed; -1: another one for each request.
+    #[serde(default, deserialize_with = "seed")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<i64>))]
     pub seed: Option<Seed>,
     /// Stop strings.
@@ -283,7 +290,8 @@ impl OllamaChatRequest {
             tools: self.tools.filter(|tools| !tools.is_empty()).map(Value::Array),
             ..ChatFields::default()
         };
-        let (options, constraint) = (options(&self.model, self.stream, self.options)?, constraint(self.format)?);
+        let (mut options, constraint) = (options(&self.model, self.stream, self.options)?, constraint(self.format)?);
+        options.timeout = self.timeout;
         Ok(ChatCompletionRequest { options, constraint, chat })
     }
 }
@@ -309,7 +317,8 @@ impl OllamaGenerateRequest {
         if let Some((name, _, why)) = refused.into_iter().find(|(_, is_given, _)| *is_given) {
             return Err(ApiError::unsupported(name, format!("{name}: {why}")));
         }
-        let (options, constraint) = (options(&self.model, self.stream, self.options)?, constraint(self.format)?);
+        let (mut options, constraint) = (options(&self.model, self.stream, self.options)?, constraint(self.format)?);
+        options.timeout = self.timeout;
         let suffix = self.suffix.filter(|suffix| !suffix.is_empty());
         if suffix.is_some() || self.raw == Some(true) {
             return Ok(GeneratePrompt::Raw(Box::new(RawPrompt { options, constraint, prompt: self.prompt, suffix })));
@@ -329,12 +338,22 @@ impl OllamaGenerateRequest {
 fn message(message: Json, at: String) -> Result<Json, ApiError> {
     let mut message = Fields::new(message, at.clone())?;
     let role = message.text("role")?;
-    let content = message.maybe_text("content")?.unwrap_or_default();
+    let mut content = message.maybe_text("content")?.unwrap_or_default();
     if let Some(Json::Array(images)) = message.take("images")
         && !images.is_empty()
     {
-        let at = message.path("images");
-        return Err(ApiError::unsupported(&at, format!("{at}: this model reads only text")));
+        if role == "tool" {
+            let notices = images.iter().map(|_| unread_in_result("image"));
+            content = [content.as_str()]
+                .into_iter()
+                .filter(|text| !text.is_empty())
+                .chain(notices)
+                .collect::<Vec<_>>()
+                .join("\n");
+        } else {
+            let at = message.path("images");
+            return Err(ApiError::unsupported(&at, format!("{at}: this model reads only text")));
+        }
     }
     if role != "assistant" {
         let mut fields = vec![("role", Json::Str(role)), ("content", Json::Str(content))];
@@ -378,7 +397,7 @@ mod tests {
                 { "role": "assistant", "thinking": "Look.", "tool_calls": [{ "function": { "name": "f", "arguments": { "a": 1 } } }] },
                 { "role": "tool", "tool_name": "f", "content": "4" },
             ],
-            "options": { "num_predict": 5, "num_ctx": 4096, "stop": "x", "repeat_penalty": 1.1, "repeat_last_n": 64, "seed": 7 },
+            "options": { "num_predict": 5.0, "num_ctx": 4096, "stop": "x", "repeat_penalty": 1.1, "repeat_last_n": 64, "seed": 7 },
             "format": "json", "think": "high", "keep_alive": "5m", "tools": [],
         }))
         .expect("a request");
@@ -402,6 +421,31 @@ mod tests {
         );
         let free = chat(json!({ "options": { "num_predict": 0 }, "format": "" })).expect("a request");
         assert_eq!(free.options.max_tokens, None);
+    }
+
+    /// An agent that sends a screenshot as a result goes on without it.
+    #[test]
+    fn an_image_in_a_result_becomes_a_text() {
+        let result = json!({ "role": "tool", "tool_name": "f", "content": "a page", "images": ["AA==", "AA=="] });
+        let request = chat(json!({ "messages": [result] })).expect("a request");
+        let notice = unread_in_result("image");
+        let expected = json!([{ "role": "tool", "content": format!("a page\n{notice}\n{notice}"), "name": "f" }]);
+        let expected: Vec<Json> = serde_json::from_value(expected).expect("messages");
+        assert_eq!(request.chat.messages, expected);
+    }
+
+    #[test]
+    fn limits_and_seeds_have_the_vendors_words() {
+        for (options, max_tokens) in [
+            (json!({ "num_predict": 5.0, "num_ctx": 4096.0, "top_k": 40.0, "seed": 7.0 }), Some(5)),
+            (json!({ "num_predict": -1.0, "seed": 7 }), None),
+            (json!({ "num_predict": -2, "seed": 7 }), None),
+        ] {
+            let found = chat(json!({ "options": options, "timeout": 2.5 })).expect("a request").options;
+            assert_eq!((found.max_tokens, found.seed, found.timeout), (max_tokens, Some(Seed(7)), Some(2.5)));
+        }
+        assert_eq!(chat(json!({ "options": { "seed": -1 } })).expect("a request").options.seed, None);
+        assert!(chat(json!({ "options": { "num_predict": 5.5 } })).is_err());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use starling::model::Model;
 use starling::receipt::Receipt;
 use starling::tokenizer::Tokenizer;
 
-use super::options::{Logprobs, MAX_TOP, Options};
+use super::options::{Logprobs, Options};
 use super::response::{CompletionResponse, ResponseHead};
 use crate::answer::{Answer, SampledToken, Usage, token_text};
 use crate::error::ApiError;
@@ -20,6 +20,7 @@ use crate::stream::{EventSink, StreamWriter, send};
 use crate::structure::OutputConstraint;
 use crate::tools::{FunctionDelta, ToolCall, ToolCallDelta, ToolChoice, is_truncated};
 use crate::update::Update;
+use crate::whole::size_limit;
 
 /// Request for a chat completion.
 #[derive(Debug, Deserialize)]
@@ -66,9 +67,9 @@ pub struct ChatFields {
     /// Effort of the model's reasoning, for the chat template: `none`, `minimal`, `low`, `medium` or `high`, as the model
     /// knows them. `none` sets the template's variable `enable_thinking` to false.
     pub reasoning_effort: Option<String>,
-    /// Maximum number of tokens of reasoning; then its end is forced. Default: no limit.
-    #[serde(alias = "reasoning_budget")]
-    #[cfg_attr(feature = "openapi", schema(minimum = 0))]
+    /// Maximum number of tokens of reasoning; then its end is forced. -1, the default: no limit.
+    #[serde(alias = "reasoning_budget", default, deserialize_with = "size_limit")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<i64>, minimum = -1))]
     pub thinking_budget_tokens: Option<usize>,
     /// Form of reasoning in answers: `auto`, the default, by the chat template; `none`: it is content; or a name.
     pub reasoning_format: Option<String>,
@@ -155,15 +156,7 @@ impl ChatFields {
     /// # Errors
     /// `top_logprobs` out of range or without `logprobs`.
     pub fn logprobs(&self) -> Result<Logprobs, ApiError> {
-        let (is_requested, n_top) = (self.logprobs == Some(true), self.top_logprobs.unwrap_or(0));
-        if n_top > MAX_TOP {
-            let message = format!("top_logprobs is {n_top}, expected a number from 0 to {MAX_TOP}");
-            return Err(ApiError::param("top_logprobs", message));
-        }
-        if n_top > 0 && !is_requested {
-            return Err(ApiError::param("top_logprobs", "top_logprobs is given, expected logprobs to be true then"));
-        }
-        Ok(Logprobs { is_requested, n_top, of_prompt: false })
+        Logprobs::of_answer(self.logprobs, self.top_logprobs)
     }
 
     /// Variables for the chat template.

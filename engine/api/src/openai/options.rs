@@ -12,6 +12,7 @@ use starling::sampler::{ALL_TOKENS, Constraint, DRY_BREAKERS, Dry, LogprobKind, 
 use starling::tokenizer::Tokenizer;
 
 use crate::error::{ApiError, quoted};
+use crate::whole::{integer, limit};
 
 /// DRY sequence breakers of a request, at most, and bytes of one, at most.
 const MAX_BREAKERS: usize = 16;
@@ -32,11 +33,13 @@ pub struct Options {
     /// Number of choices for each prompt. Default: 1.
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 128))]
     pub n: Option<u32>,
-    /// Maximum number of tokens to generate; a number larger than what fits the context is cut to it.
-    #[cfg_attr(feature = "openapi", schema(minimum = 0))]
+    /// Maximum number of tokens to generate; a number larger than what fits the context is cut to it. -1: as many as fit.
+    #[serde(default, deserialize_with = "limit")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<i64>, minimum = -1))]
     pub max_tokens: Option<u64>,
-    /// Maximum number of tokens to generate; takes precedence over `max_tokens`.
-    #[cfg_attr(feature = "openapi", schema(minimum = 0))]
+    /// Maximum number of tokens to generate; takes precedence over `max_tokens`. -1: as many as fit.
+    #[serde(default, deserialize_with = "limit")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<i64>, minimum = -1))]
     pub max_completion_tokens: Option<u64>,
     /// Stop strings: generation ends before the first of them.
     pub stop: Option<OneOrMany>,
@@ -44,7 +47,8 @@ pub struct Options {
     pub stop_token_ids: Option<Vec<u32>>,
     /// Continue after the model's end token.
     pub ignore_eos: Option<bool>,
-    /// Random seed: the same request with the same seed has the same output.
+    /// Random seed: the same request with the same seed has the same output. -1: another one for each request.
+    #[serde(default, deserialize_with = "seed")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<i64>))]
     pub seed: Option<Seed>,
     /// Sampling temperature, 0 to 2; 0 always takes the most probable token. Default: 1.
@@ -109,7 +113,11 @@ pub struct Options {
     pub cache_salt: Option<String>,
     /// Return a receipt, by which anyone can replay and verify the output.
     pub receipt: Option<bool>,
-    /// At the server's time limit, return what has been generated, with `finish_reason` `timeout`, rather than an error.
+    /// Time limit of the request in seconds, queue included; at most that of the server. The header `x-request-timeout` is
+    /// another way to give it; the smaller one counts.
+    #[cfg_attr(feature = "openapi", schema(exclusive_minimum = 0))]
+    pub timeout: Option<f64>,
+    /// At the time limit, return what has been generated, with `finish_reason` `timeout`, rather than an error.
     pub timeout_partial: Option<bool>,
     /// End user: the users of a tenant are scheduled in turn.
     pub user: Option<String>,
@@ -195,12 +203,26 @@ macro_rules! deserialize_forms {
 
 deserialize_forms!(OneOrMany, "a string or a list of strings", visit_str(text: &str) => Ok(OneOrMany::One(text.into())));
 deserialize_forms!(Seed, "a whole number",
-    visit_u64(n: u64) => Ok(Seed(n)),
-    visit_i64(n: i64) => Ok(Seed(n.cast_unsigned())));
+visit_u64(n: u64) => Ok(Seed(n)),
+visit_i64(n: i64) => Ok(Seed(n.cast_unsigned())),
+visit_f64(x: f64) => match integer(x) {
+    Some(n) => Ok(Seed(n.cast_unsigned())),
+    None => Err(E::invalid_type(serde::de::Unexpected::Float(x), &"a whole number")),
+});
 deserialize_forms!(PriorityName, "high, normal, low, or a whole number",
-    visit_str(text: &str) => Ok(PriorityName::Name(text.into())),
-    visit_u64(n: u64) => Ok(PriorityName::Number(i64::try_from(n).unwrap_or(i64::MAX))),
-    visit_i64(n: i64) => Ok(PriorityName::Number(n)));
+visit_str(text: &str) => Ok(PriorityName::Name(text.into())),
+visit_u64(n: u64) => Ok(PriorityName::Number(i64::try_from(n).unwrap_or(i64::MAX))),
+visit_i64(n: i64) => Ok(PriorityName::Number(n)),
+visit_f64(x: f64) => match integer(x) {
+    Some(n) => Ok(PriorityName::Number(n)),
+    None => Err(E::invalid_type(serde::de::Unexpected::Float(x), &"high, normal, low, or a whole number")),
+});
+
+/// Reads an optional seed; -1 is none, as in llama.cpp, vLLM and Ollama.
+pub(crate) fn seed<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Seed>, D::Error> {
+    let random = Seed((-1i64).cast_unsigned());
+    Ok(Option::<Seed>::deserialize(deserializer)?.filter(|seed| *seed != random))
+}
 
 fn reject_list<'de, T, A: serde::de::SeqAccess<'de>>(expected: &str) -> Result<T, A::Error> {
     let found = serde::de::Unexpected::Seq;
@@ -250,6 +272,24 @@ pub struct Logprobs {
 
 /// Alternatives for each token, at most.
 pub const MAX_TOP: u32 = 20;
+
+impl Logprobs {
+    /// Those of `logprobs` and `top_logprobs`.
+    ///
+    /// # Errors
+    /// `top_logprobs` out of range or without `logprobs`.
+    pub(crate) fn of_answer(logprobs: Option<bool>, top_logprobs: Option<u32>) -> Result<Logprobs, ApiError> {
+        let (is_requested, n_top) = (logprobs == Some(true), top_logprobs.unwrap_or(0));
+        if n_top > MAX_TOP {
+            let message = format!("top_logprobs is {n_top}, expected a number from 0 to {MAX_TOP}");
+            return Err(ApiError::param("top_logprobs", message));
+        }
+        if n_top > 0 && !is_requested {
+            return Err(ApiError::param("top_logprobs", "top_logprobs is given, expected logprobs to be true then"));
+        }
+        Ok(Logprobs { is_requested, n_top, of_prompt: false })
+    }
+}
 
 /// Limits of a server or page that bound requests.
 #[derive(Clone, Copy)]

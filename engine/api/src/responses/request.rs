@@ -4,13 +4,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use starling::chat::Json;
 
+use super::namespaces::{flat_name, flatten};
 use crate::error::{ApiError, quoted};
-use crate::fields::{AssistantMessage, Fields, call, function_tool, tool_message, unreadable, wrong};
+use crate::fields::{AssistantMessage, Fields, call, function_tool, tool_message, unread_in_result, unreadable, wrong};
 use crate::openai::chat::{ChatCompletionRequest, ChatFields};
-use crate::openai::options::{Options, Seed};
+use crate::openai::options::{Options, Seed, seed};
 use crate::parse_whole;
 use crate::structure::{NamedSchema, OutputConstraint, ResponseFormat};
 use crate::tools::{FunctionName, ToolChoice, ToolKind, ToolMode};
+use crate::whole::limit;
 
 /// Request for a response. Fields that only concern OpenAI's service (`service_tier`, `prompt_cache_key`) are accepted and
 /// have no effect: the prefix cache needs no key.
@@ -25,7 +27,8 @@ pub struct ResponsesRequest {
     pub input: Option<InputItems>,
     /// System prompt.
     pub instructions: Option<String>,
-    /// Functions that the model may call. Tools of other types are skipped, and named in the response header.
+    /// Functions that the model may call, alone or in tools of type `namespace`. Tools of other types are skipped, and named in
+    /// the response header.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Vec<Object>>))]
     pub tools: Option<Vec<Value>>,
     /// `auto`, `none`, `required`, or `{"type": "function", "name": ...}`.
@@ -37,8 +40,9 @@ pub struct ResponsesRequest {
     pub text: Option<TextConfig>,
     /// Reasoning: `effort` is a variable of the chat template.
     pub reasoning: Option<ReasoningConfig>,
-    /// Maximum number of tokens to generate.
-    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
+    /// Maximum number of tokens to generate. -1: as many as fit.
+    #[serde(default, deserialize_with = "limit")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<i64>, minimum = -1))]
     pub max_output_tokens: Option<u64>,
     /// `message.output_text.logprobs` returns log-probabilities; others have no effect.
     pub include: Option<Vec<String>>,
@@ -65,9 +69,13 @@ pub struct ResponsesRequest {
     /// Number of most probable tokens to return for each token, 0 to 20.
     #[cfg_attr(feature = "openapi", schema(minimum = 0, maximum = 20))]
     pub top_logprobs: Option<u32>,
-    /// Random seed (not OpenAI's).
+    /// Random seed (not OpenAI's); -1: another one for each request.
+    #[serde(default, deserialize_with = "seed")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<i64>))]
     pub seed: Option<Seed>,
+    /// Time limit of the request in seconds (not OpenAI's), as in `/v1/chat/completions`.
+    #[cfg_attr(feature = "openapi", schema(exclusive_minimum = 0))]
+    pub timeout: Option<f64>,
     /// `disabled`; `auto` is not supported: no input is cut.
     pub truncation: Option<String>,
     /// End user: the users of a tenant are scheduled in turn.
@@ -216,6 +224,7 @@ impl ResponsesRequest {
             temperature: self.temperature,
             top_p: self.top_p,
             seed: self.seed,
+            timeout: self.timeout,
             user: self.user.or(self.safety_identifier),
             ..Options::default()
         };
@@ -225,11 +234,10 @@ impl ResponsesRequest {
     }
 }
 
-/// Functions; tools of other types are skipped.
+/// Functions, those of namespaces under flat names; tools of other types are skipped.
 fn tools(tools: Vec<Value>, skipped: &mut Vec<String>) -> Result<Vec<Value>, ApiError> {
     let mut functions = Vec::new();
-    for (i, mut tool) in tools.into_iter().enumerate() {
-        let at = format!("tools[{i}]");
+    for (at, mut tool) in flatten(tools)? {
         match tool["type"].as_str() {
             Some("function") => {}
             Some(kind) => {
@@ -260,7 +268,8 @@ fn tool_choice(choice: &Value) -> Result<Option<ToolChoice>, ApiError> {
     }
     match (choice["type"].as_str(), choice["name"].as_str()) {
         (Some("function"), Some(name)) => {
-            let function = FunctionName { name: name.into() };
+            let name = choice["namespace"].as_str().map_or_else(|| name.into(), |namespace| flat_name(namespace, name));
+            let function = FunctionName { name };
             Ok(Some(ToolChoice::Function { kind: ToolKind::Function, function }))
         }
         (Some("function"), None) => Err(wrong("tool_choice.name", "is missing or not a string")),
@@ -321,6 +330,7 @@ fn add_items(
             }
             "function_call" => {
                 let (id, name, arguments) = (item.text("call_id")?, item.text("name")?, item.text("arguments")?);
+                let name = item.maybe_text("namespace")?.map_or_else(|| name.clone(), |of| flat_name(&of, &name));
                 assistant.calls.push(call(id, name, Json::Str(arguments)));
             }
             "function_call_output" => {
@@ -328,7 +338,7 @@ fn add_items(
                 let path = item.path("output");
                 let output = item.take("output").ok_or_else(|| wrong(&path, "is missing"))?;
                 flush(&mut assistant, messages);
-                messages.push(tool_message(id, text_of(output, &path)?));
+                messages.push(tool_message(id, result_text(output, &path)?));
             }
             "reasoning" => {
                 if !assistant.calls.is_empty() || !assistant.texts.is_empty() {
@@ -361,6 +371,20 @@ fn flush(assistant: &mut AssistantMessage, messages: &mut Vec<Json>) {
 
 /// The text of a content: a string, or parts with text.
 fn text_of(content: Json, at: &str) -> Result<String, ApiError> {
+    join_parts(content, at, |at, kind| Err(unreadable(at, kind)))
+}
+
+/// The text of a result of a tool, in which a text stands for parts that are not text.
+fn result_text(content: Json, at: &str) -> Result<String, ApiError> {
+    join_parts(content, at, |_, kind| Ok(unread_in_result(kind).into()))
+}
+
+/// Joins the texts of parts. `other` is the text of a part of another type, by its path and type.
+fn join_parts(
+    content: Json,
+    at: &str,
+    other: impl Fn(&str, &str) -> Result<String, ApiError>,
+) -> Result<String, ApiError> {
     let parts = match content {
         Json::Str(text) => return Ok(text),
         Json::Array(parts) => parts,
@@ -372,7 +396,7 @@ fn text_of(content: Json, at: &str) -> Result<String, ApiError> {
         match part.kind("input_text")?.as_str() {
             "input_text" | "output_text" | "reasoning_text" | "summary_text" | "text" => part.text("text"),
             "refusal" => part.text("refusal"),
-            kind => Err(unreadable(&at, kind)),
+            kind => other(&at, kind),
         }
     };
     let texts: Vec<String> = parts.into_iter().enumerate().map(text).collect::<Result<_, _>>()?;

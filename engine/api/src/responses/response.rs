@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use starling::engine::FinishReason;
 use starling::model::Model;
 
+use super::namespaces::Namespaces;
 use super::request::{ReasoningConfig, ResponsesRequest};
 use crate::answer::Answer;
 use crate::error::ErrorBody;
@@ -124,6 +125,9 @@ pub enum OutputItem {
         call_id: String,
         /// Function to call.
         name: String,
+        /// Namespace of the function, if the request has it in one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<String>,
         /// Arguments as JSON text.
         arguments: String,
         /// `in_progress` or `completed`.
@@ -193,6 +197,7 @@ pub struct ResponsesForm {
     is_open: bool,
     /// The model, for log-probabilities, if they are requested.
     logprobs: Option<Arc<Model>>,
+    namespaces: Namespaces,
 }
 
 impl ResponsesForm {
@@ -227,7 +232,8 @@ impl ResponsesForm {
             metadata: request.metadata.clone().unwrap_or_default(),
             seed: head.seed,
         };
-        ResponsesForm { response, n_prompt, sequence_number: 0, is_open: false, logprobs: None }
+        let namespaces = Namespaces::of(&response.tools);
+        ResponsesForm { response, n_prompt, sequence_number: 0, is_open: false, logprobs: None, namespaces }
     }
 
     /// The same, with log-probabilities of `model`.
@@ -381,9 +387,12 @@ impl ResponsesForm {
 
     fn call(&mut self, call: ToolCall, sink: &mut dyn EventSink) {
         let (id, status) = (self.next_id("fc"), "in_progress");
-        let (call_id, name, all) = (call.id, call.function.name, call.function.arguments);
+        let (call_id, all) = (call.id, call.function.arguments);
+        let (namespace, name) = self.namespaces.resolve(call.function.name);
         let arguments = String::new();
-        self.open(OutputItem::FunctionCall { id: id.clone(), call_id, name: name.clone(), arguments, status }, sink);
+        let item =
+            OutputItem::FunctionCall { id: id.clone(), call_id, name: name.clone(), namespace, arguments, status };
+        self.open(item, sink);
         let index = self.index();
         let place = |field: &str| json!({ "item_id": id, "output_index": index, field: all });
         self.event("response.function_call_arguments.delta", place("delta"), sink);

@@ -31,6 +31,7 @@ pub fn routes() -> Router<Arc<Server>> {
         .route("/admin/models/{name}/load", post(models::load))
         .route("/admin/models/{name}/unload", post(models::unload))
         .route("/admin/models/{name}/swap", post(models::swap))
+        .route("/admin/workers", get(workers::all))
         .route("/admin/models/{name}/workers", get(workers::list).post(workers::add))
         .route("/admin/models/{name}/workers/{id}", delete(workers::drain))
         .route("/admin/models/{name}/workers/{id}/fail", post(workers::fail))
@@ -111,9 +112,12 @@ impl Administrator {
     /// Logs an action. `target` names what it was done to.
     pub fn log(&self, action: &str, target: &str, result: Result<(), &str>) {
         self.record(action, target, result.err());
+        // `target` is the module in each line of the log
         match result {
-            Ok(()) => tracing::info!(administrator = &*self.name, action, target, "administration"),
-            Err(error) => tracing::warn!(administrator = &*self.name, action, target, error, "administration failed"),
+            Ok(()) => tracing::info!(administrator = &*self.name, action, object = target, "administration"),
+            Err(error) => {
+                tracing::warn!(administrator = &*self.name, action, object = target, error, "administration failed");
+            }
         }
     }
 }

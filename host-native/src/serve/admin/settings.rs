@@ -130,11 +130,13 @@ fn apply(server: &Server, changes: &Changes, administrator: &Administrator) -> R
 
 fn check(settings: &Settings, models: &[(Arc<Entry>, Settings)]) -> Result<(), ApiError> {
     let at_start = |(entry, settings): &(Arc<Entry>, Settings)| {
-        let (found, most) = (settings.batch_tokens, entry.batch_capacity);
-        if found <= most {
-            Ok(())
-        } else {
-            Err(format!("batch-tokens: found {found}, expected at most {most}, as configured"))
+        let limits = [
+            ("batch-tokens", settings.batch_tokens, entry.batch_capacity),
+            ("max-seqs", settings.max_seqs, entry.seqs_capacity),
+        ];
+        match limits.into_iter().find(|(_, found, most)| found > most) {
+            None => Ok(()),
+            Some((key, found, most)) => Err(format!("{key}: found {found}, expected at most {most}, as configured")),
         }
     };
     settings.check().and_then(|()| models.iter().try_for_each(|model| model.1.check())).map_err(ApiError::invalid)?;

@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 use super::super::api::body::Body;
 use super::super::api::error::{ApiError, ErrorBody, HttpError, json};
 use super::super::api::params::PathParams;
+use super::super::models::instance::ModelInstance;
 use super::super::models::status::{InjectedFault, WorkerHandle};
 use super::super::state::Server;
 use super::Administrator;
@@ -26,6 +27,8 @@ pub struct WorkerInfo {
     state: &'static str,
     /// Requests in its engine.
     running: usize,
+    /// Share of the last 10 s in which it had work, 0 to 1.
+    utilisation: f64,
     /// Seconds since its last heartbeat.
     heartbeat_age: f64,
     /// Size of its KV cache.
@@ -42,6 +45,7 @@ pub fn worker_info(worker: &WorkerHandle) -> WorkerInfo {
         id: worker.id,
         state: worker.status.state().name(),
         running: worker.status.running(),
+        utilisation: worker.status.utilisation(),
         heartbeat_age: worker.status.age().as_secs_f64(),
         kv_bytes: kv.reserved_bytes,
         kv_in_use_bytes: kv.in_use_bytes,
@@ -58,6 +62,41 @@ pub struct WorkerInfos {
     workers: Vec<WorkerInfo>,
 }
 
+/// The workers of a loaded model.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ModelWorkers {
+    /// Model name.
+    model: String,
+    /// Its workers.
+    #[serde(flatten)]
+    workers: WorkerInfos,
+}
+
+/// The workers of all loaded models.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct AllWorkers {
+    /// The default model first.
+    models: Vec<ModelWorkers>,
+}
+
+fn workers_of(instance: &ModelInstance) -> WorkerInfos {
+    let strategy = instance.workers.dispatcher().strategy().name().into();
+    WorkerInfos { strategy, workers: instance.workers.list().iter().map(worker_info).collect() }
+}
+
+/// List the workers of all loaded models
+#[utoipa::path(get, path = "/admin/workers", tag = "Administration", responses(
+    (status = 200, description = "Workers", body = AllWorkers),
+))]
+pub async fn all(State(server): State<Arc<Server>>) -> Response {
+    let instances = server.pool.entries().into_iter().filter_map(|entry| entry.instance());
+    let of = |instance: Arc<ModelInstance>| ModelWorkers {
+        model: instance.name.to_string(),
+        workers: workers_of(&instance),
+    };
+    json(StatusCode::OK, &AllWorkers { models: instances.map(of).collect() })
+}
+
 /// List the workers of a model
 ///
 /// # Errors
@@ -71,9 +110,7 @@ pub async fn list(
 ) -> Result<Response, HttpError> {
     let entry = find(&server, &name)?;
     let instance = entry.instance().ok_or_else(|| not_loaded(&entry))?;
-    let strategy = instance.workers.dispatcher().strategy().name().into();
-    let workers = instance.workers.list().iter().map(worker_info).collect();
-    Ok(json(StatusCode::OK, &WorkerInfos { strategy, workers }))
+    Ok(json(StatusCode::OK, &workers_of(&instance)))
 }
 
 /// Add a worker

@@ -102,6 +102,7 @@ pub async fn start_chat(
     prefix: &str,
 ) -> Result<StartedChat, ApiError> {
     let ChatCompletionRequest { mut options, constraint, chat } = request;
+    caller.limit_time(options.timeout)?;
     let instance = server.model(options.model.as_deref(), sticky(&options), caller).await?;
     options.penalty_scope.get_or_insert(Scope::Answer);
     let partial = options.timeout_partial == Some(true);

@@ -42,6 +42,7 @@ pub async fn completions(
     Body(body): Body<CompletionRequest>,
 ) -> Result<Response, HttpError> {
     let CompletionRequest { mut options, constraint, mut completion } = body;
+    caller.limit_time(options.timeout)?;
     let instance = server.model(options.model.as_deref(), sticky(&options), &caller).await?;
     options.penalty_scope.get_or_insert(Scope::Answer);
     let partial = options.timeout_partial == Some(true);

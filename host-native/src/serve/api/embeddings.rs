@@ -12,7 +12,7 @@ use starling_api::openai::embeddings::{EmbeddingRequest, EmbeddingResponse, chec
 
 use super::super::models::instance::ModelInstance;
 use super::super::policy::apply_to_input;
-use super::super::queue::{Deadlines, TextJob, Update, updates};
+use super::super::queue::{TextJob, Update, updates};
 use super::super::reuse::Reuse;
 use super::super::state::{Caller, Server};
 use super::super::trace::{Number, Trace};
@@ -156,8 +156,7 @@ pub async fn compute(
         .inspect_err(|_| instance.metrics.rejected("key_tokens"))?;
     caller.usage.add_prompt(tokens);
     let (to, mut updates) = updates(n, 1, Arc::clone(&caller.usage));
-    let (queue, total) = (instance.settings().queue_timeout, instance.settings().request_timeout);
-    let times = Deadlines { arrival: caller.arrival, queue, total, partial: false };
+    let times = caller.deadlines(&instance.settings(), false);
     updates.hold_trial(trial);
     let TextForm { dimensions, pooling, .. } = *form;
     let request_id: Arc<str> = request_id().unwrap_or_default().into();

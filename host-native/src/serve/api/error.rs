@@ -54,9 +54,12 @@ pub fn request_id() -> Option<String> {
     REQUEST_ID.try_with(ToString::to_string).ok()
 }
 
-/// The code of an error; an extension of its response.
+/// Code and class of an error; an extension of its response. The class is OpenAI's error type.
 #[derive(Debug, Clone, Copy)]
-pub struct ErrorCode(pub &'static str);
+pub struct ErrorCode {
+    pub code: &'static str,
+    pub class: &'static str,
+}
 
 /// An [`ApiError`] as the error of a handler.
 #[derive(Debug)]
@@ -76,7 +79,8 @@ impl IntoResponse for HttpError {
             ErrorForm::Ollama => json(status, &OllamaError::from(body)),
             ErrorForm::Tei => json(status, &TeiError::from(body)),
         };
-        response.extensions_mut().insert(ErrorCode(error.code.unwrap_or(error.kind)));
+        let code = error.code.unwrap_or(error.kind);
+        response.extensions_mut().insert(ErrorCode { code, class: error.kind });
         let headers = response.headers_mut();
         if let Some(retry) = error.retry {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds(retry)));

@@ -13,7 +13,7 @@ use super::super::policy::apply_to_text;
 use super::super::state::{Caller, Server};
 use super::answer::SystemClock;
 use super::body::Body;
-use super::error::{ErrorBody, HttpError};
+use super::error::{ErrorBody, HttpError, quoted};
 use super::messages::offload_tokenize;
 use super::options::{flow, is_seeded, limits, salt, sampling, seed, sticky};
 use super::sse::stream;
@@ -24,7 +24,7 @@ use super::submit::{Submission, submit};
 /// # Errors
 /// A wrong request, or a server that cannot answer now.
 #[utoipa::path(post, path = "/execute", tag = "Starling", request_body = ExecuteRequest, responses(
-    (status = 200, description = "Server-sent events: `started`, `token` for each token (`ExecuteToken`), `end` or `error`", content(
+    (status = 200, description = "Server-sent events: `started`, `token` for each token (`ExecuteToken`), `end` (`ExecuteEnd`) or `error`", content(
         (ServerSentEvent = "text/event-stream"),
     )),
     (status = "4XX", description = "The request is wrong, or too many requests are queued", body = ErrorBody),
@@ -36,6 +36,7 @@ pub async fn execute(
     Body(body): Body<ExecuteRequest>,
 ) -> Result<Response, HttpError> {
     let ExecuteRequest { options, mut job } = body;
+    caller.limit_time(options.timeout)?;
     let instance = server.model(options.model.as_deref(), sticky(&options), &caller).await?;
     let (flow, seed) = (flow(&options, &caller)?, seed(&options, &instance));
     let is_seeded = is_seeded(&options, &instance);
@@ -47,14 +48,16 @@ pub async fn execute(
     let cache_salt = salt(&options, &instance, &caller)?;
     let plan = RequestPlan { sampling, constraint: None, prompt_logprobs: false, default_tokens: None, cache_salt };
     let request = options.request(&limits(&instance), &plan, tokens, "prompt")?;
-    let stops = request.stop.clone();
-    let updates = submit(
-        &instance,
-        &caller,
-        &flow,
-        Submission { requests: vec![request], n: 1, partial: false, is_seeded, form: None },
-    )
-    .await?;
+    let (stops, partial) = (request.stop.clone(), options.timeout_partial == Some(true));
+    let updates =
+        submit(&instance, &caller, &flow, Submission { requests: vec![request], n: 1, partial, is_seeded, form: None })
+            .await?;
+    tracing::info!(
+        worker_id = &*server.worker_id,
+        job_id = quoted(&job.job_id),
+        model = &*instance.name,
+        "job accepted"
+    );
     let plan = ExecutePlan { job_id: job.job_id, model: instance.name.to_string(), seed, stops };
     let writer = ExecuteWriter::new(plan, SystemClock { start: server.start });
     Ok(stream(updates, writer, instance.settings().sse_keep_alive))

@@ -14,7 +14,7 @@ use starling_api::messages::{ChatEnd, check_messages, continue_conversation};
 use starling_api::native::generate::{
     CloseRequest, CloseResponse, GenerateFields, GenerateRequest, GenerateResponse, GenerateWriter,
 };
-use starling_api::openai::options::{Logprobs, RequestPlan};
+use starling_api::openai::options::RequestPlan;
 use starling_api::stream::ServerSentEvent;
 
 use super::super::models::instance::ModelInstance;
@@ -50,6 +50,8 @@ pub async fn generate(
     Body(body): Body<GenerateRequest>,
 ) -> Result<Response, HttpError> {
     let GenerateRequest { mut options, constraint, mut generate } = body;
+    caller.limit_time(options.timeout)?;
+    let logprobs = generate.logprobs()?;
     let instance = server.model(options.model.as_deref(), sticky(&options), &caller).await?;
     if options.n.is_some_and(|n| n != 1) {
         return Err(ApiError::param("n", "n is more than 1, expected one answer; /v1/completions gives several").into());
@@ -79,7 +81,7 @@ pub async fn generate(
     let (tokens, history) = prompt(&instance, generate, turn.as_ref()).await?;
     let (n_prompt, seed, flow) = (tokens.len(), seed(&options, &instance), flow(&options, &caller)?);
     let is_seeded = is_seeded(&options, &instance);
-    let sampling = sampling(&options, &instance, Logprobs::default(), seed).await?;
+    let sampling = sampling(&options, &instance, logprobs, seed).await?;
     let plan = RequestPlan { sampling, constraint, prompt_logprobs: false, default_tokens: None, cache_salt: salt };
     let request = options.request(&limits(&instance), &plan, tokens, "prompt")?;
     let tokens = if turn.is_some() { request.tokens.clone() } else { Vec::new() };
@@ -93,11 +95,12 @@ pub async fn generate(
         if let Some(turn) = turn {
             end_turn(&inner, turn, &answer, &inner_writes);
         }
-        GenerateResponse::new(head, n_prompt, answer)
+        let tokenizer = logprobs.is_requested.then(|| &*inner.model.tokenizer);
+        GenerateResponse::new(head, n_prompt, answer, tokenizer)
     };
     if options.is_stream() {
         let keep_alive = instance.settings().sse_keep_alive;
-        return Ok(stream_with_writes(updates, GenerateWriter::new(end), keep_alive, writes));
+        return Ok(stream_with_writes(updates, GenerateWriter::new(logprobs.is_requested, end), keep_alive, writes));
     }
     let response = end(collect(updates, 1).await?.remove(0));
     writes.durable().await?;

@@ -10,7 +10,7 @@ use starling_api::llama_server::prompt::LlamaPrompts;
 use starling_api::llama_server::props::{
     ChatInputTokens, DefaultSettings, LlamaEmbedding, LlamaEmbeddingRequest, Modalities, Props,
 };
-use starling_api::llama_server::request::LlamaCompletionRequest;
+use starling_api::llama_server::request::{LlamaCompletionRequest, RANDOM_SEED};
 use starling_api::llama_server::tokenize::{LlamaText, LlamaTokenList, LlamaTokenizeRequest, Tokenized};
 use starling_api::native::tokenize::DetokenizeRequest;
 use starling_api::openai::chat::ChatCompletionRequest;
@@ -191,8 +191,7 @@ pub async fn props(State(server): State<Arc<Server>>, caller: Caller) -> Result<
     let settings = instance.settings();
     let n_predict = i64::try_from(settings.max_tokens).ok().filter(|n| *n > 0).unwrap_or(-1);
     let options = Options::default();
-    // llama-server's value for a random seed
-    let seed = settings.seed.unwrap_or(u64::from(u32::MAX));
+    let seed = settings.seed.unwrap_or(RANDOM_SEED.0);
     let defaults = sampling(&options, &instance, Logprobs::default(), seed).await?;
     let tokenizer = &instance.model.tokenizer;
     let text = |token: Option<u32>| {

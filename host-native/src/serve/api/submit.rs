@@ -9,7 +9,7 @@ use super::super::models::instance::ModelInstance;
 use super::super::policy::{AnswerFilters, TextPolicy};
 use super::super::pressure::MAX_LEVEL;
 pub use super::super::queue::Updates;
-use super::super::queue::{Deadlines, Job, Progress, SequenceGroup, updates};
+use super::super::queue::{Job, Progress, SequenceGroup, updates};
 use super::super::reuse::{AnswerReader, Answers, Found, Reuse, ReuseKey};
 use super::super::scheduler::{Flow, Priority};
 use super::super::state::Caller;
@@ -48,13 +48,15 @@ pub async fn submit(
     check_count(instance, count)?;
     caller.usage.add_prompt(submission.requests.iter().map(|request| request.tokens.len()).sum());
     let answers = &caller.reuse;
+    // an answer that is cut by the limit of one request is none for the others
+    let may_share = !caller.deadlines(&instance.settings(), submission.partial).is_own;
     let key = match caller.reuses {
         Reuse::NoStore => None,
         _ => answers.key(instance, &caller.tenant.name, &submission),
     };
     let known = match key.as_ref().filter(|_| caller.reuses == Reuse::All) {
         None => None,
-        Some(key) => find(answers, key).await,
+        Some(key) => find(answers, key, may_share).await,
     };
     let mut updates = match (known, key) {
         (Some((reader, found)), _) => {
@@ -67,7 +69,7 @@ pub async fn submit(
         (None, Some(key)) => {
             // counted by each of its readers
             let updates = enqueue(instance, caller, flow, submission, Arc::default())?;
-            Updates::of_log(answers.share(key, updates, count), Arc::clone(&caller.usage))
+            Updates::of_log(answers.share(key, updates, count, may_share), Arc::clone(&caller.usage))
         }
     };
     let filters = |policy: &Arc<TextPolicy>| AnswerFilters::new(Arc::clone(policy), caller.subject(instance), count);
@@ -77,14 +79,14 @@ pub async fn submit(
 }
 
 /// An answer that is known already, or is being computed.
-async fn find(answers: &Answers, key: &ReuseKey) -> Option<(AnswerReader, Option<Found>)> {
-    if let Some(known) = answers.find(key) {
+async fn find(answers: &Answers, key: &ReuseKey, may_share: bool) -> Option<(AnswerReader, Option<Found>)> {
+    if let Some(known) = answers.find(key, may_share) {
         return Some(known);
     }
     let mut known = answers.find_on_disk(key).await;
     if known.is_none() && answers.disk.is_some() {
         // computed, or begun, while the disk was read
-        known = answers.find(key);
+        known = answers.find(key, may_share);
     }
     if known.is_none() {
         answers.kept.metrics.reused("miss");
@@ -127,8 +129,7 @@ fn enqueue(
         .inspect_err(|_| instance.metrics.rejected("key_tokens"))?;
     let (to, mut updates) = updates(count, each, usage);
     updates.hold_trial(trial);
-    let (queue, total) = (instance.settings().queue_timeout, instance.settings().request_timeout);
-    let times = Deadlines { arrival: caller.arrival, queue, total, partial };
+    let times = caller.deadlines(&instance.settings(), partial);
     if let [request] = &requests[..]
         && n == 1
     {

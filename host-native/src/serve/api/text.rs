@@ -91,6 +91,7 @@ pub async fn start_text(
     prefix: &str,
 ) -> Result<StartedText, ApiError> {
     let TextRequest { mut options, constraint, logprobs, mut prompts, text_biases, param } = request;
+    caller.limit_time(options.timeout)?;
     let instance = server.model(options.model.as_deref(), sticky(&options), caller).await?;
     let flow = flow(&options, caller)?;
     let (n_prompts, max_inputs) = (prompts.len(), instance.settings().max_inputs);

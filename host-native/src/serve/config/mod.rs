@@ -257,7 +257,7 @@ impl Settings {
 }
 
 /// Settings that may change while the server runs.
-pub const LIVE: [&str; 30] = [
+pub const LIVE: [&str; 31] = [
     "weight",
     "autoload",
     "load-wait",
@@ -265,6 +265,7 @@ pub const LIVE: [&str; 30] = [
     "pin",
     "idle-timeout",
     "strategy",
+    "max-seqs",
     "batch-tokens",
     "prefill-chunk",
     "draft-max",

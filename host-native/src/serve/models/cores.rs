@@ -78,6 +78,10 @@ impl SharedThreads {
         SharedThreads { pool, turns: Mutex::default(), released: Condvar::new() }
     }
 
+    pub fn count(&self) -> usize {
+        self.pool.threads()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Turns> {
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -11,8 +11,9 @@ use starling::kernels::Cpu;
 use starling::model::Model;
 
 use super::super::breaker::Breaker;
+use super::super::config::Settings;
 use super::super::failures::SharedFailures;
-use super::super::model_metrics::ModelMetrics;
+use super::super::model_metrics::InstanceMetrics;
 use super::super::queue::Queue;
 use super::cores::Threads;
 use super::disk_tier::DiskTier;
@@ -31,7 +32,7 @@ pub struct Shared {
     pub pooling: Pooling,
     pub cpu: Cpu,
     pub queue: Arc<Queue>,
-    pub metrics: Arc<ModelMetrics>,
+    pub metrics: Arc<InstanceMetrics>,
     pub dispatcher: Arc<Dispatcher>,
     pub failures: SharedFailures,
     pub batch: Arc<BatchLimits>,
@@ -42,6 +43,11 @@ pub struct Shared {
 }
 
 impl Shared {
+    /// Sequences that run at once; none of a model that only embeds.
+    pub fn max_seqs(&self) -> usize {
+        self.engine.map_or(0, |options| options.max_seqs.min(self.batch.max_seqs()))
+    }
+
     /// An engine with its draft model.
     pub fn new_engine(&self, threads: &Threads, options: EngineOptions) -> Result<Engine, MemoryError> {
         let mut engine = Engine::new(Arc::clone(&self.model), threads, options)?;
@@ -57,27 +63,36 @@ impl Shared {
     }
 }
 
-/// Maximum tokens of a batch, and of one with decode rows; they change while workers run.
+/// Maximum sequences and tokens of a batch, and tokens of one with decode rows; they change while workers run.
 #[derive(Debug)]
 pub struct BatchLimits {
+    max_seqs: AtomicUsize,
     batch_tokens: AtomicUsize,
     prefill_chunk: AtomicUsize,
-    /// Divisor of both under memory pressure.
+    /// Divisor of the tokens under memory pressure.
     divisor: AtomicUsize,
 }
 
 impl BatchLimits {
-    pub fn new(batch_tokens: usize, prefill_chunk: usize) -> BatchLimits {
-        let [batch_tokens, prefill_chunk, divisor] = [batch_tokens, prefill_chunk, 1].map(AtomicUsize::new);
-        BatchLimits { batch_tokens, prefill_chunk, divisor }
+    pub fn new(settings: &Settings) -> BatchLimits {
+        let [max_seqs, batch_tokens, prefill_chunk, divisor] = [0, 0, 0, 1].map(AtomicUsize::new);
+        let limits = BatchLimits { max_seqs, batch_tokens, prefill_chunk, divisor };
+        limits.set(settings);
+        limits
     }
 
-    pub fn set(&self, batch_tokens: usize, prefill_chunk: usize) {
+    pub fn set(&self, settings: &Settings) {
+        let (batch_tokens, prefill_chunk) = (settings.batch_tokens.max(settings.max_seqs), settings.prefill_chunk);
+        self.max_seqs.store(settings.max_seqs, Ordering::Relaxed);
         self.batch_tokens.store(batch_tokens, Ordering::Relaxed);
         self.prefill_chunk.store(prefill_chunk, Ordering::Relaxed);
     }
 
-    /// Divides both under memory pressure.
+    pub fn max_seqs(&self) -> usize {
+        self.max_seqs.load(Ordering::Relaxed)
+    }
+
+    /// Divides the tokens under memory pressure.
     pub fn set_divisor(&self, divisor: usize) {
         self.divisor.store(divisor.max(1), Ordering::Relaxed);
     }

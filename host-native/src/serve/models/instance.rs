@@ -99,7 +99,7 @@ impl ModelInstance {
     pub fn set_settings(&self, settings: Settings) {
         self.queue.set_limits(limits(&settings), settings.max_inputs);
         self.workers.dispatcher().set_strategy(settings.strategy);
-        self.workers.set_batch_limits(settings.batch_tokens.max(settings.max_seqs), settings.prefill_chunk);
+        self.workers.set_batch_limits(&settings);
         self.settings.set(settings);
     }
 
@@ -198,6 +198,14 @@ impl Drop for ModelInstance {
     }
 }
 
+/// Number of the compute threads of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ThreadCount {
+    pub n: usize,
+    /// Whether other models have the same ones.
+    pub are_shared: bool,
+}
+
 /// Compute threads of each worker.
 #[derive(Clone)]
 pub enum ThreadPlan {
@@ -271,9 +279,29 @@ impl Workers {
         &self.shared.dispatcher
     }
 
-    /// Changes the maximum tokens of a batch, at most those at the start.
-    pub fn set_batch_limits(&self, batch_tokens: usize, prefill_chunk: usize) {
-        self.shared.batch.set(batch_tokens, prefill_chunk);
+    /// Changes the maximum sequences and tokens of a batch, at most those at the start.
+    pub fn set_batch_limits(&self, settings: &Settings) {
+        self.shared.batch.set(settings);
+        // what waited for a place may have one now
+        self.shared.queue.notify();
+    }
+
+    /// From now on the workers count in the metrics of the model: it serves.
+    pub fn publish(&self, metrics: &Arc<ModelMetrics>) {
+        self.shared.metrics.publish(metrics);
+    }
+
+    /// The workers and their utilisation.
+    pub fn utilisation(&self) -> Vec<(u32, f64)> {
+        self.list().iter().map(|worker| (worker.id, worker.status.utilisation())).collect()
+    }
+
+    /// The compute threads of all workers.
+    pub fn threads(&self) -> ThreadCount {
+        match &self.threads {
+            ThreadPlan::Own(n, _) => ThreadCount { n: n * self.list().len(), are_shared: false },
+            ThreadPlan::Shared(threads, _) => ThreadCount { n: threads.count(), are_shared: true },
+        }
     }
 
     /// Reacts to a level of memory pressure.

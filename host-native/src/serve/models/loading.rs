@@ -16,7 +16,7 @@ use super::super::failures::SharedFailures;
 use super::super::fair_turns::{FairTurns, TurnLimits};
 use super::super::kv_disk::Namespace;
 use super::super::metrics::Metrics;
-use super::super::model_metrics::ModelMetrics;
+use super::super::model_metrics::{InstanceMetrics, ModelMetrics};
 use super::super::pressure::Pressure;
 use super::super::queue::Queue;
 use super::super::sessions::Sessions;
@@ -66,8 +66,9 @@ pub struct Identity {
     pub journal: Option<Arc<SessionJournal>>,
     /// Namespaces of its KV pages on disk, of all loads: another file, or another KV type, has another.
     pub kv_namespaces: Arc<Mutex<Vec<Namespace>>>,
-    /// Largest `batch_tokens` that may be set while the model serves.
+    /// Largest `batch_tokens` and `max_seqs` that may be set while the model serves.
     pub batch_capacity: usize,
+    pub seqs_capacity: usize,
 }
 
 impl Resources {
@@ -195,7 +196,9 @@ pub fn load(
     let n_ctx = settings.ctx_size.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
     let budget = &resources.budget;
     let models = (&model, draft.as_ref());
-    let engine = model.config.causal.then(|| engine_options(&settings, args, models, n_ctx, sha256, budget, n_workers));
+    // room for what may be set later
+    let sizes = Settings { max_seqs: settings.max_seqs.max(identity.seqs_capacity), ..settings.clone() };
+    let engine = model.config.causal.then(|| engine_options(&sizes, args, models, n_ctx, sha256, budget, n_workers));
     let engine = engine
         .transpose()?
         .map(|options| EngineOptions { batch_tokens: options.batch_tokens.max(identity.batch_capacity), ..options });
@@ -211,11 +214,11 @@ pub fn load(
         pooling,
         cpu,
         queue: Arc::clone(&queue),
-        metrics: Arc::clone(&identity.metrics),
+        metrics: Arc::new(InstanceMetrics::new(Metrics::unpublished(&identity.name))),
         dispatcher: Arc::new(Dispatcher::new(settings.strategy)),
         failures: Arc::clone(&resources.failures),
         breaker: Arc::clone(&breaker),
-        batch: Arc::new(BatchLimits::new(settings.batch_tokens.max(settings.max_seqs), settings.prefill_chunk)),
+        batch: Arc::new(BatchLimits::new(&settings)),
         stall_timeout: settings.stall_timeout,
         disk: resources.disk.clone(),
     };
@@ -241,7 +244,6 @@ pub fn load(
         journal.restore(&identity.sessions, &sha256);
     }
     resources.metrics.describe_cache(&identity.name, n_pages);
-    identity.metrics.set_loaded(true, model.weight_bytes());
     let seconds = start.elapsed().as_secs_f64();
     tracing::info!(
         model = &*identity.name,

@@ -13,6 +13,7 @@ pub mod cores;
 pub mod disk_tier;
 pub mod dispatch;
 pub mod engines;
+pub mod header;
 pub mod instance;
 mod kv_memory;
 pub mod loading;

@@ -24,6 +24,7 @@ use super::super::sessions::{Journal, SessionLimits, Sessions};
 use super::super::state_store::SessionJournal;
 use super::super::value::{Bytes, LoadPolicy};
 use super::budget::MemoryLease;
+use super::header::{HeaderCache, ModelHeader};
 use super::instance::ModelInstance;
 use super::loading::{self, Identity, Resources};
 use super::self_test::{SelfTest, SelfTestError};
@@ -82,8 +83,10 @@ pub struct Entry {
     kv_namespaces: Arc<Mutex<Vec<Namespace>>>,
     /// Counts the loads for requests that failed by the model's fault.
     loads: Arc<Breaker>,
-    /// Largest `batch_tokens` that may be set while the model serves: as configured.
+    /// Largest `batch_tokens` and `max_seqs` that may be set while the model serves: as configured.
     pub batch_capacity: usize,
+    pub seqs_capacity: usize,
+    header: HeaderCache,
     /// Whether the configuration has it, not an administrator or the directory of models.
     is_configured: AtomicBool,
     state: watch::Sender<ModelState>,
@@ -137,6 +140,12 @@ impl Entry {
         self.lock().args.model.clone()
     }
 
+    /// What the model's file says; `None` if it is not on this machine or cannot be read. Reads the file.
+    pub fn header(&self) -> Option<Arc<ModelHeader>> {
+        let source = self.source()?;
+        if source.is_file() { self.header.get(&source) } else { None }
+    }
+
     /// Changes the settings: those that may change at run time take effect at once, others at the next load.
     pub fn set_settings(&self, settings: Settings) {
         self.lock().settings = settings.clone();
@@ -174,6 +183,13 @@ impl Entry {
         is_unloaded
     }
 
+    /// Gives requests an instance, which counts in the metrics from now on.
+    fn serve(&self, instance: &Arc<ModelInstance>) {
+        instance.workers.publish(&self.metrics);
+        self.metrics.set_loaded(true, instance.model.weight_bytes());
+        self.state.send_replace(ModelState::Loaded(Arc::clone(instance)));
+    }
+
     fn note_unload(&self, reason: &'static str) {
         tracing::info!(model = &*self.name, reason, "model unloaded");
         self.metrics.unloaded(reason);
@@ -190,6 +206,7 @@ impl Entry {
             journal: self.journal.clone(),
             kv_namespaces: Arc::clone(&self.kv_namespaces),
             batch_capacity: self.batch_capacity,
+            seqs_capacity: self.seqs_capacity,
         }
     }
 }
@@ -466,10 +483,10 @@ impl ModelPool {
         entry.state.send_replace(ModelState::Loading);
         let model = entry.lock().clone();
         let result = self.load_as(entry, model, true).await;
-        entry.state.send_replace(match &result {
-            Ok(instance) => ModelState::Loaded(Arc::clone(instance)),
-            Err(e) => ModelState::Failed(e.clone()),
-        });
+        match &result {
+            Ok(instance) => entry.serve(instance),
+            Err(e) => drop(entry.state.send_replace(ModelState::Failed(e.clone()))),
+        }
         entry.touch();
         result
     }
@@ -602,16 +619,15 @@ impl ModelPool {
                 }
                 *entry.lock() = model;
                 entry.metrics.clear_recent();
-                entry.state.send_replace(ModelState::Loaded(Arc::clone(&new)));
-                entry.metrics.set_loaded(true, new.model.weight_bytes());
+                entry.serve(&new);
                 Ok(new)
             }
             Err(e) if is_drained => {
                 let old = self.load_as(entry, before, true).await;
-                entry.state.send_replace(match old {
-                    Ok(old) => ModelState::Loaded(old),
-                    Err(again) => ModelState::Failed(again),
-                });
+                match old {
+                    Ok(old) => entry.serve(&old),
+                    Err(again) => drop(entry.state.send_replace(ModelState::Failed(again))),
+                }
                 Err(e)
             }
             Err(e) => Err(e),
@@ -689,7 +705,7 @@ impl ModelPool {
         let level = pressure.update(reading, Instant::now());
         self.resources.metrics.set_memory(level, budget.used());
         if level != before {
-            tracing::warn!(level, before, ?reading, "memory pressure has changed");
+            tracing::warn!(pressure = level, before, ?reading, "memory pressure has changed");
         }
         for entry in self.entries() {
             let is_unloaded = level >= 2 && !entry.settings().pin && entry.unload_idle("memory_pressure");
@@ -801,6 +817,8 @@ impl ModelPool {
             kv_namespaces: Arc::default(),
             loads,
             batch_capacity: entry.settings.batch_tokens.max(entry.settings.max_seqs),
+            seqs_capacity: entry.settings.max_seqs,
+            header: HeaderCache::default(),
             is_configured: AtomicBool::new(false),
             state: watch::Sender::new(ModelState::Unloaded),
             entry: Mutex::new(entry),

@@ -83,7 +83,7 @@ async fn generate(model: &ModelInstance, request: Request) -> Result<(String, Ve
     let ended = |what: &dyn std::fmt::Display| SelfTestError::Ended(what.to_string());
     let n_tokens = request.tokens.len() + request.max_tokens.unwrap_or(0);
     let (to, mut updates) = updates(1, request.max_tokens.unwrap_or(1), Arc::default());
-    let times = Deadlines { arrival: Instant::now(), queue: TIMEOUT, total: TIMEOUT, partial: false };
+    let times = Deadlines { arrival: Instant::now(), queue: TIMEOUT, total: TIMEOUT, partial: false, is_own: false };
     let job = Job {
         group: Arc::new(SequenceGroup::new(request)),
         sequence: 0,

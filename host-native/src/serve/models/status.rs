@@ -10,6 +10,7 @@ use starling::kv::KvStats;
 
 use super::super::queue::Job;
 use super::super::scheduler::Queued;
+use super::super::stats::Rate;
 
 /// Whether a worker takes requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,6 +75,8 @@ pub struct WorkerStatus {
     /// Whether the next request found too few free KV pages; false once a request has ended.
     lacks_pages: AtomicBool,
     kv: Mutex<KvStats>,
+    /// Nanoseconds with work.
+    busy: Rate,
     /// The jobs in the engine. A supervisor takes them from a worker that stalls.
     jobs: Mutex<BTreeMap<RequestId, Running>>,
     /// Number of times that the jobs were taken.
@@ -100,6 +103,7 @@ impl WorkerStatus {
             slots: AtomicUsize::new(slots),
             lacks_pages: AtomicBool::new(false),
             kv: Mutex::new(KvStats::default()),
+            busy: Rate::default(),
             jobs: Mutex::default(),
             takeovers: AtomicU64::new(0),
             evictions: AtomicUsize::new(0),
@@ -135,6 +139,17 @@ impl WorkerStatus {
         if self.state() == WorkerState::Stalled {
             self.set_state(WorkerState::Healthy);
         }
+    }
+
+    /// Notes that the worker had work for some time.
+    pub fn add_busy(&self, time: Duration) {
+        self.busy.add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// Share of the last 10 s in which the worker had work, 0 to 1.
+    pub fn utilisation(&self) -> f64 {
+        // a step counts where it ends, so that one of several seconds can exceed the window
+        (self.busy.per_second() / 1e9).min(1.0)
     }
 
     pub fn has_ended(&self) -> bool {

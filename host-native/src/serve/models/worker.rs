@@ -87,7 +87,7 @@ impl Worker {
         let mut engines = Engines::new(&shared, &threads)?;
         let tier = shared.disk.clone().zip(engines.engine.as_mut());
         let tier = tier.and_then(|(disk, engine)| WorkerTier::new(disk, Arc::clone(&shared.queue), engine));
-        let status = Arc::new(WorkerStatus::new(shared.engine.map_or(0, |options| options.max_seqs)));
+        let status = Arc::new(WorkerStatus::new(shared.max_seqs()));
         if let Some(engine) = &engines.engine {
             status.set_kv(engine.kv_stats());
         }
@@ -161,8 +161,12 @@ impl Worker {
             self.take_texts();
         }
         worked |= !self.texts.is_empty() || self.engines.active() > 0;
+        let begin = Instant::now();
         self.embed();
         self.step();
+        if worked {
+            self.status.add_busy(begin.elapsed());
+        }
         worked |= self.save();
         self.publish_kv_stats(!worked);
         if worked {
@@ -315,7 +319,7 @@ impl Worker {
             None => self.shared.metrics.outcomes(Outcome::Cancelled, 1),
             Some(failed) => {
                 // once for a request of several answers
-                if matches!(failed, Failed::Timeout(_)) && job.index == 0 {
+                if matches!(failed, Failed::Timeout(_)) && job.index == 0 && !job.times.is_own {
                     self.shared.breaker.deadline_missed(&queued.tenant, Instant::now());
                 }
                 self.shared.metrics.failed(&failed);
@@ -327,10 +331,13 @@ impl Worker {
     /// Submits jobs to the engine, up to `max_seqs`. A job that finds too few free KV pages goes back to the front of the
     /// queue, so that later jobs do not overtake it.
     fn admit(&mut self) {
-        let Some(options) = self.shared.engine else { return };
+        if self.shared.engine.is_none() {
+            return;
+        }
+        let max_seqs = self.shared.max_seqs();
         loop {
             let n_restoring = self.tier.as_ref().map_or(0, WorkerTier::n_restoring);
-            if self.engines.active() + n_restoring >= options.max_seqs {
+            if self.engines.active() + n_restoring >= max_seqs {
                 break;
             }
             let (dispatcher, id, tier) = (&self.shared.dispatcher, self.id, &self.tier);
@@ -345,7 +352,7 @@ impl Worker {
             if !self.submit() {
                 break;
             }
-            self.status.set_running(self.engines.active(), options.max_seqs);
+            self.status.set_running(self.engines.active(), max_seqs);
         }
         let has_rest = self.shared.dispatcher.has_several() && self.shared.queue.lock().prompts.waiting() > 0;
         if has_rest {
@@ -515,8 +522,10 @@ impl Worker {
 
     /// Publishes running requests, and KV statistics at most every [`KV_STATS_INTERVAL`] unless idle.
     fn publish_kv_stats(&mut self, idle: bool) {
-        let Some(options) = self.shared.engine else { return };
-        self.status.set_running(self.engines.active(), options.max_seqs);
+        if self.shared.engine.is_none() {
+            return;
+        }
+        self.status.set_running(self.engines.active(), self.shared.max_seqs());
         let now = Instant::now();
         if !idle && self.kv_stats_published.is_some_and(|at| now - at < KV_STATS_INTERVAL) {
             return;
@@ -584,7 +593,7 @@ impl Worker {
                     self.restart_tier();
                     (self.counted, self.takeovers) = (KvStats::default(), self.status.takeovers());
                     self.status.set_lacks_pages(false);
-                    self.status.set_running(0, self.shared.engine.map_or(0, |options| options.max_seqs));
+                    self.status.set_running(0, self.shared.max_seqs());
                     self.status.set_state(WorkerState::Healthy);
                     self.shared.queue.notify();
                     tracing::info!(model = &*self.shared.name, worker = self.id, "worker restarted");

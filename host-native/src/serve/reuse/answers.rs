@@ -114,14 +114,15 @@ impl Answers {
         }))
     }
 
-    /// The updates of an equal request that is in flight, or was answered.
-    pub fn find(&self, key: &ReuseKey) -> Option<(AnswerReader, Option<Found>)> {
+    /// The updates of an equal request that is in flight, or was answered. Without `may_share` only one that was answered.
+    pub fn find(&self, key: &ReuseKey, may_share: bool) -> Option<(AnswerReader, Option<Found>)> {
         if let Some(kept) = self.kept.get(key) {
             self.kept.metrics.reused("hit");
             return Some((kept.log.reader(0), Some(found(key, kept.since))));
         }
         let in_flight = self.in_flight();
-        let shared = in_flight.get(key).and_then(Weak::upgrade).filter(|_| self.shares).map(|log| log.reader(0))?;
+        let shared =
+            in_flight.get(key).and_then(Weak::upgrade).filter(|_| self.shares && may_share).map(|log| log.reader(0))?;
         self.kept.metrics.reused("shared");
         Some((shared, None))
     }
@@ -160,11 +161,13 @@ impl Answers {
         }
     }
 
-    /// Makes the updates of a request those of a log that others can read too.
-    pub fn share(self: &Arc<Self>, key: ReuseKey, updates: Updates, n_answers: usize) -> AnswerReader {
+    /// Makes the updates of a request those of a log that others can read too: with `may_share` while it is in flight.
+    pub fn share(self: &Arc<Self>, key: ReuseKey, updates: Updates, n_answers: usize, may_share: bool) -> AnswerReader {
         let log = SharedLog::new();
         let reader = log.reader(0);
-        self.in_flight().insert(key.clone(), Arc::downgrade(&log));
+        if may_share {
+            self.in_flight().insert(key.clone(), Arc::downgrade(&log));
+        }
         let answers = Arc::clone(self);
         tokio::spawn(async move {
             let is_determined = answers.fill(&log, &key, updates, n_answers).await;

@@ -35,6 +35,10 @@ fn an_agent_loop_becomes_chat_messages() {
             { "role": "user", "content": [
                 { "type": "tool_result", "tool_use_id": "toolu_1", "content": [{ "type": "text", "text": "4 °C" }] },
                 { "type": "tool_result", "tool_use_id": "toolu_2", "is_error": true },
+                { "type": "tool_result", "tool_use_id": "toolu_3", "content": [
+                    { "type": "text", "text": "a page" }, { "type": "image", "source": { "type": "base64", "data": "AA==" } },
+                    { "type": "document", "source": { "type": "base64", "data": "AA==" } },
+                ] },
                 { "type": "text", "text": "In Fahrenheit?" },
                 { "type": "document", "source": { "type": "text", "media_type": "text/plain", "data": "F = C" } },
             ] },
@@ -51,6 +55,7 @@ fn an_agent_loop_becomes_chat_messages() {
         "service_tier": "auto",
     }))
     .expect("a request");
+    let result = ["a page", unread_in_result("image"), unread_in_result("file")].join("\n");
     same(
         &request.chat.messages,
         json!([
@@ -64,6 +69,7 @@ fn an_agent_loop_becomes_chat_messages() {
             },
             { "role": "tool", "tool_call_id": "toolu_1", "content": "4 °C" },
             { "role": "tool", "tool_call_id": "toolu_2", "content": "" },
+            { "role": "tool", "tool_call_id": "toolu_3", "content": result },
             { "role": "user", "content": "In Fahrenheit?\nF = C" },
             { "role": "system", "content": "Use metric units." },
         ]),

@@ -17,16 +17,20 @@ fn items_become_chat_messages() {
             { "type": "reasoning", "id": "rs_1", "summary": [], "content": [{ "type": "reasoning_text", "text": "Look it up." }] },
             { "type": "message", "role": "assistant", "content": [{ "type": "output_text", "text": "One moment." }] },
             { "type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{\"city\": \"Oslo\"}" },
-            { "type": "function_call", "call_id": "c2", "name": "time", "arguments": "{}" },
+            { "type": "function_call", "call_id": "c2", "name": "read", "namespace": "mcp__files", "arguments": "{}" },
             { "type": "function_call_output", "call_id": "c1", "output": "4 °C" },
-            { "type": "function_call_output", "call_id": "c2", "output": [{ "type": "input_text", "text": "noon" }] },
+            { "type": "function_call_output", "call_id": "c2", "output": [
+                { "type": "input_text", "text": "noon" }, { "type": "input_image", "image_url": "data:" },
+            ] },
             { "type": "web_search_call", "id": "w" },
             { "type": "message", "role": "developer", "content": "Metric." },
         ],
         "tools": [
             { "type": "function", "name": "weather", "parameters": { "type": "object" }, "strict": false },
             { "type": "web_search" },
-            { "type": "namespace", "name": "n", "tools": [] },
+            { "type": "namespace", "name": "mcp__files", "description": "Files.", "tools": [
+                { "type": "function", "name": "read", "parameters": { "type": "object" } },
+            ] },
         ],
         "tool_choice": { "type": "function", "name": "weather" },
         "text": { "format": { "type": "json_schema", "name": "x", "schema": { "type": "object" } } },
@@ -42,19 +46,23 @@ fn items_become_chat_messages() {
             "role": "assistant", "content": "One moment.", "reasoning_content": "Look it up.",
             "tool_calls": [
                 { "id": "c1", "type": "function", "function": { "name": "weather", "arguments": "{\"city\": \"Oslo\"}" } },
-                { "id": "c2", "type": "function", "function": { "name": "time", "arguments": "{}" } },
+                { "id": "c2", "type": "function", "function": { "name": "mcp__files__read", "arguments": "{}" } },
             ],
         },
         { "role": "tool", "tool_call_id": "c1", "content": "4 °C" },
-        { "role": "tool", "tool_call_id": "c2", "content": "noon" },
+        { "role": "tool", "tool_call_id": "c2", "content": format!("noon\n{}", unread_in_result("image")) },
         { "role": "developer", "content": "Metric." },
     ]))
     .expect("messages");
     let chat = converted.chat.chat;
     assert_eq!(chat.messages, expected);
-    assert_eq!(converted.skipped, ["web_search", "namespace", "web_search_call"]);
+    assert_eq!(converted.skipped, ["web_search", "web_search_call"]);
     let function = json!({ "name": "weather", "parameters": { "type": "object" }, "strict": false });
-    assert_eq!(chat.tools, Some(json!([{ "type": "function", "function": function }])));
+    let read = json!({ "name": "mcp__files__read", "parameters": { "type": "object" } });
+    assert_eq!(
+        chat.tools,
+        Some(json!([{ "type": "function", "function": function }, { "type": "function", "function": read }]))
+    );
     assert!(matches!(chat.tool_choice, Some(ToolChoice::Function { .. })));
     assert_eq!((chat.logprobs, converted.chat.options.user.as_deref()), (Some(true), Some("u")));
     let format = converted.chat.constraint.response_format.expect("a format");
@@ -89,6 +97,10 @@ fn errors_name_the_field() {
         (json!({ "input": "x", "truncation": "auto" }), "truncation"),
         (json!({ "input": "x", "tools": [{ "type": "function" }] }), "tools[0].name"),
         (json!({ "input": "x", "tools": [{}] }), "tools[0].type"),
+        (
+            json!({ "input": "x", "tools": [{ "type": "namespace", "name": "n", "tools": [{}] }] }),
+            "tools[0].tools[0].type",
+        ),
         (json!({ "input": "x", "tool_choice": "some" }), "tool_choice"),
         (json!({ "input": "x", "text": { "format": { "type": "xml" } } }), "text.format.type"),
         (json!({ "input": "x", "text": { "format": { "type": "json_schema" } } }), "text.format.schema"),

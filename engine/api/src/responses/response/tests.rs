@@ -107,3 +107,27 @@ fn probes_and_failures_end_the_stream() {
         (&"response.failed".into(), &"worker_failed".into())
     );
 }
+
+/// A client that groups its functions finds the one that is called by name and namespace.
+#[test]
+fn a_call_has_the_namespace_of_its_function() {
+    let request = ResponsesRequest {
+        tools: Some(vec![
+            json!({ "type": "namespace", "name": "mcp__a", "tools": [{ "type": "function", "name": "run" }] }),
+            json!({ "type": "function", "name": "run" }),
+        ]),
+        ..ResponsesRequest::default()
+    };
+    let text = |text: &str| SharedStr::from(text);
+    let (id, model, system_fingerprint) = (text("resp_1"), text("tiny"), text("fp"));
+    let head = ResponseHead { id, created: 7, model, system_fingerprint, seed: 3, session_id: None };
+    let call = |name: &str| format!("<tool_call>{{\"name\": \"{name}\", \"arguments\": {{}}}}</tool_call>");
+    let texts = [call("mcp__a__run"), call("run")];
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let form = ResponsesForm::new(head, &request, 6);
+    let (events, form) = run(AnswerWriter::new(hermes(), form), &updates(&texts, FinishReason::StopToken(5)));
+    let output = serde_json::to_value(form.into_response()).expect("JSON")["output"].clone();
+    let found = [0, 1].map(|i| (output[i]["name"].clone(), output[i].get("namespace").cloned()));
+    assert_eq!(found, [(json!("run"), Some(json!("mcp__a"))), (json!("run"), None)]);
+    assert_eq!(Value::Array(add_up(&events)), output);
+}

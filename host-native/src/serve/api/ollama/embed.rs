@@ -56,7 +56,7 @@ pub async fn embeddings(
 ) -> Result<Response, HttpError> {
     let mut request = body.into_embedding();
     request.model = request.model.map(|name| model_name(&name).to_string());
-    let mut embedded = embed_inputs(&server, &caller, request, false).await?;
+    let mut embedded = embed_inputs(&server, &caller, request, true).await?;
     let embedding = embedded.vectors.pop().unwrap_or_default();
     Ok(json(StatusCode::OK, &OllamaEmbeddingsResponse { embedding }))
 }

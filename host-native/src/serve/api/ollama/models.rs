@@ -7,6 +7,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
+use starling::chat::{DEFAULT_TEMPLATE, builtin_template};
 use starling::receipt::Hex;
 use starling_api::clock::rfc3339;
 use starling_api::infill::Infill;
@@ -17,8 +18,10 @@ use starling_api::ollama::models::{
 };
 use starling_api::ollama::request::model_name;
 
+use super::super::super::models::header::{ModelHeader, ModelKind};
 use super::super::super::models::instance::ModelInstance;
 use super::super::super::models::pool::Entry;
+use super::super::super::offload::offload;
 use super::super::super::state::{Caller, Server, unix_now};
 use super::super::body::Body;
 use super::super::error::{ApiError, HttpError, json};
@@ -37,15 +40,22 @@ pub async fn version() -> Response {
 }
 
 /// List the models of this server.
+///
+/// # Errors
+/// If the list panics.
 #[utoipa::path(get, path = "/api/tags", tag = "Ollama", responses(
     (status = 200, description = "Models", body = OllamaModels),
     (status = "4XX", description = "No API key", body = OllamaError),
     (status = "5XX", description = "The server cannot answer now", body = OllamaError),
 ))]
-pub async fn tags(State(server): State<Arc<Server>>) -> Response {
-    server.pool.rescan();
-    let models = server.pool.entries().iter().map(|entry| card(&server, entry)).collect();
-    json(StatusCode::OK, &OllamaModels { models })
+pub async fn tags(State(server): State<Arc<Server>>) -> Result<Response, HttpError> {
+    // headers of files that are not loaded are read
+    let list = move || {
+        server.pool.rescan();
+        server.pool.entries().iter().map(|entry| card(&server, entry)).collect()
+    };
+    let models = offload(usize::MAX, list).await?;
+    Ok(json(StatusCode::OK, &OllamaModels { models }))
 }
 
 /// List the loaded models.
@@ -70,48 +80,96 @@ pub async fn ps(State(server): State<Arc<Server>>) -> Response {
 }
 
 fn card(server: &Server, entry: &Entry) -> OllamaModel {
+    let known = Known::of(entry);
     let instance = entry.instance();
-    let instance = instance.as_deref();
     OllamaModel {
         name: entry.name.to_string(),
         model: entry.name.to_string(),
-        modified_at: rfc3339(instance.map_or(server.created, |instance| instance.created)),
-        size: instance.map_or(0, |instance| instance.model.weight_bytes() as u64),
+        modified_at: rfc3339(instance.as_ref().map_or(server.created, |instance| instance.created)),
+        size: known.as_ref().map_or(0, |known| known.bytes),
         digest: instance.map_or_else(String::new, |instance| Hex(instance.model_sha256).to_string()),
-        details: details(instance),
-        capabilities: instance.map_or_else(Vec::new, capabilities),
+        details: details(known.as_ref()),
+        capabilities: known.as_ref().map_or_else(Vec::new, Known::capabilities),
         context_length: None,
         expires_at: None,
         size_vram: None,
     }
 }
 
-/// What is known of a model; nothing if it is not loaded.
-fn details(instance: Option<&ModelInstance>) -> OllamaDetails {
-    let model = instance.map(|instance| &instance.model);
-    let family = model.map_or("", |model| model.config.arch.name);
+/// What is known of a model: when it is loaded, or else by its file.
+struct Known {
+    family: &'static str,
+    n_parameters: u64,
+    file_type: Option<u32>,
+    bytes: u64,
+    kind: ModelKind,
+    template: String,
+    has_infill: bool,
+}
+
+impl Known {
+    fn of(entry: &Entry) -> Option<Known> {
+        if let Some(instance) = entry.instance() {
+            return Some(Known::of_loaded(&instance));
+        }
+        let header = entry.header()?;
+        let ModelHeader { family, n_parameters, file_type, bytes, kind, has_infill, .. } = *header;
+        let template = match entry.settings().chat_template {
+            // as at the load: the name of a built-in one, or a file
+            Some(name) => {
+                builtin_template(&name).map_or_else(|| std::fs::read_to_string(&name).ok(), |t| Some(t.into()))
+            }
+            None => header.template.clone(),
+        };
+        let template = template.unwrap_or_else(|| DEFAULT_TEMPLATE.into());
+        Some(Known { family, n_parameters, file_type, bytes, kind, template, has_infill })
+    }
+
+    fn of_loaded(instance: &ModelInstance) -> Known {
+        let model = &instance.model;
+        let kind = match (model.n_classes() > 0, instance.engine.is_some()) {
+            (true, _) => ModelKind::Ranks,
+            (false, true) => ModelKind::Generates,
+            (false, false) => ModelKind::Embeds,
+        };
+        Known {
+            family: model.config.arch.name,
+            n_parameters: model.n_parameters,
+            file_type: model.file_type,
+            bytes: model.weight_bytes() as u64,
+            kind,
+            template: instance.template.source().into(),
+            has_infill: Infill::is_supported(&model.tokenizer),
+        }
+    }
+
+    fn capabilities(&self) -> Vec<&'static str> {
+        match self.kind {
+            ModelKind::Ranks => return vec!["rerank"],
+            ModelKind::Embeds => return vec!["embedding"],
+            ModelKind::Generates => {}
+        }
+        let all = [
+            ("completion", true),
+            ("tools", self.template.contains("tools")),
+            ("thinking", self.template.contains("enable_thinking") || self.template.contains("<think>")),
+            ("insert", self.has_infill),
+        ];
+        all.into_iter().filter_map(|(name, has)| has.then_some(name)).collect()
+    }
+}
+
+/// Nothing of a model of which nothing is known.
+fn details(known: Option<&Known>) -> OllamaDetails {
+    let family = known.map_or("", |known| known.family);
     OllamaDetails {
         parent_model: "",
         format: "gguf",
         family: family.into(),
         families: if family.is_empty() { Vec::new() } else { vec![family.into()] },
-        parameter_size: model.map_or_else(String::new, |model| parameter_size(model.n_parameters)),
-        quantization_level: quantization_level(model.and_then(|model| model.file_type)).into(),
+        parameter_size: known.map_or_else(String::new, |known| parameter_size(known.n_parameters)),
+        quantization_level: quantization_level(known.and_then(|known| known.file_type)).into(),
     }
-}
-
-fn capabilities(instance: &ModelInstance) -> Vec<&'static str> {
-    if instance.engine.is_none() || instance.model.n_classes() > 0 {
-        return vec![if instance.model.n_classes() > 0 { "rerank" } else { "embedding" }];
-    }
-    let template = instance.template.source();
-    let all = [
-        ("completion", true),
-        ("tools", template.contains("tools")),
-        ("thinking", template.contains("enable_thinking") || template.contains("<think>")),
-        ("insert", Infill::is_supported(&instance.model.tokenizer)),
-    ];
-    all.into_iter().filter_map(|(name, has)| has.then_some(name)).collect()
 }
 
 /// Show a model. An unloaded model is loaded.
@@ -133,6 +191,7 @@ pub async fn show(
         return Err(ApiError::param("model", "model is empty").into());
     }
     let instance = server.model(Some(name), None, &caller).await?;
+    let known = Known::of_loaded(&instance);
     let config = &instance.model.config;
     let family = config.arch.name;
     let key = |name: &str| format!("{family}.{name}");
@@ -151,9 +210,9 @@ pub async fn show(
         modelfile: format!("FROM {}\n", instance.name),
         template: instance.template.source().into(),
         parameters: String::new(),
-        details: details(Some(&instance)),
+        details: details(Some(&known)),
         model_info: info.into_iter().filter(|(_, value)| !value.is_null()).collect::<Map<String, Value>>(),
-        capabilities: capabilities(&instance),
+        capabilities: known.capabilities(),
         modified_at: rfc3339(instance.created),
     };
     Ok(json(StatusCode::OK, &show))
