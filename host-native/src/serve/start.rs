@@ -13,6 +13,7 @@ use tracing_subscriber::EnvFilter;
 use super::audit::{self, AuditLog};
 use super::auth::Keys;
 use super::callback::Ready;
+use super::compile_slots::CompileSlots;
 use super::config::{Configuration, Live, Settings};
 use super::failures::SharedFailures;
 use super::key_file;
@@ -177,6 +178,7 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
         )),
         embeddings: Embeddings::new(bytes(settings.embedding_cache), metrics_of_reuse),
         kept: KeptResponses::default(),
+        compile_slots: CompileSlots::new(std::thread::available_parallelism().map_or(1, usize::from)),
         verifier,
         audit,
         admin_keys,

@@ -13,6 +13,7 @@ use tokio_rustls::TlsAcceptor;
 use super::api::error::{ApiError, HttpError, request_id};
 use super::audit::AuditLog;
 use super::auth::{Client, Keys, Tenant};
+use super::compile_slots::CompileSlots;
 use super::config::{Live, Settings};
 use super::failures::SharedFailures;
 use super::metrics::Metrics;
@@ -44,6 +45,8 @@ pub struct Server {
     pub embeddings: Embeddings,
     /// Responses that outlive their connection.
     pub kept: KeptResponses,
+    /// For output constraints.
+    pub compile_slots: CompileSlots,
     /// Verifies signed requests.
     pub verifier: Verifier,
     /// Who did what; `None`: it is not recorded.
@@ -149,6 +152,8 @@ pub struct Caller {
     pub model: Arc<OnceLock<Arc<str>>>,
     /// Unknown fields of the request, for the response header.
     pub ignored: Arc<OnceLock<String>>,
+    /// What of the request's schemas is not enforced, for the response header.
+    pub unenforced: Arc<OnceLock<String>>,
     /// Slot that the request names.
     pub slot: Arc<OnceLock<usize>>,
     pub usage: Arc<Usage>,
@@ -187,6 +192,7 @@ impl Caller {
             arrival: Instant::now(),
             model: Arc::default(),
             ignored: Arc::default(),
+            unenforced: Arc::default(),
             slot: Arc::default(),
             usage: Arc::default(),
             policy: (*server.policy.get()).clone(),

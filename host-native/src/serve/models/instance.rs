@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
-use starling::chat::ChatTemplate;
 use starling::embed::{EmbedderOptions, Pooling};
 use starling::engine::EngineOptions;
 use starling::kernels::Cpu;
@@ -30,6 +29,7 @@ use super::engines::Shared;
 use super::loading;
 use super::status::{WorkerHandle, WorkerState};
 use super::worker::{Worker, requeue};
+use crate::chat::ServedTemplate;
 use crate::error::Failure;
 use crate::models::ModelLock;
 use crate::pool::{CpuSet, ThreadPool};
@@ -48,7 +48,7 @@ pub struct ModelInstance {
     pub model_sha256: [u8; 32],
     /// OpenAI's `system_fingerprint`.
     pub fingerprint: String,
-    pub template: ChatTemplate,
+    pub template: ServedTemplate,
     pub grammars: Grammars,
     /// `None` for encoders, which only embed.
     pub engine: Option<EngineOptions>,
