@@ -5,6 +5,7 @@ use std::io::{IsTerminal, Write, stdin, stdout};
 use std::mem;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use serde_json::json;
@@ -363,7 +364,7 @@ fn constraint(model: &Model, args: &RunArgs) -> Result<Option<Arc<dyn Constraint
     } else {
         return Ok(None);
     };
-    let made = Grammars::new(Limits::DEFAULT).constraint(model, &form);
+    let made = Grammars::new(Limits::DEFAULT).constraint(model, &form, &AtomicBool::new(false));
     made.map(Some).map_err(|e| Failure::Usage(format!("{name}: {e}")))
 }
 

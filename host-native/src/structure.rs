@@ -1,8 +1,12 @@
 //! Compiles grammars on a thread with a large stack.
 
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::thread;
 
+use serde_json::Value;
+use starling::form::CallStyle;
 use starling::model::Model;
 use starling::sampler::Constraint;
 use starling::structure::{Calls, CallsPart, Form, Limits, StructureError, Structures};
@@ -18,15 +22,34 @@ impl Grammars {
         Grammars { limits, structures: Structures::new(limits) }
     }
 
-    /// See [`Structures::constraint`]. `model` must be the same in all calls.
+    /// See [`Structures::constraint_unless`]. `model` must be the same in all calls.
     ///
     /// # Errors
     /// The error in the schema or grammar, and its position.
-    pub fn constraint(&self, model: &Model, form: &Form) -> Result<Arc<dyn Constraint>, StructureError> {
-        self.deep(|| self.structures.constraint(&words(model), form))?
+    pub fn constraint(
+        &self,
+        model: &Model,
+        form: &Form,
+        stop: &AtomicBool,
+    ) -> Result<Arc<dyn Constraint>, StructureError> {
+        self.deep(|| self.structures.constraint_unless(&words(model), form, stop))?
     }
 
-    /// The constraint for tool calls, or for tool calls or an answer of the form `answer`; see [`Structures::calls`].
+    /// See [`Structures::check_tools`].
+    ///
+    /// # Errors
+    /// The tool whose schemas are too long.
+    pub fn check_tools(
+        &self,
+        style: &CallStyle,
+        tools: &[Value],
+        callable: Range<usize>,
+        is_forced: bool,
+    ) -> Result<(), (CallsPart, StructureError)> {
+        self.structures.check_tools(style, tools, callable, is_forced)
+    }
+
+    /// The constraint for tool calls, or for tool calls or an answer of the form `answer`; see [`Structures::calls_unless`].
     ///
     /// # Errors
     /// The error, and the part of the request that has it.
@@ -35,8 +58,10 @@ impl Grammars {
         model: &Model,
         calls: &Calls,
         answer: Option<&Form>,
+        stop: &AtomicBool,
     ) -> Result<Arc<dyn Constraint>, (CallsPart, StructureError)> {
-        self.deep(|| self.structures.calls(&words(model), calls, answer)).map_err(|e| (CallsPart::Tools, e))?
+        self.deep(|| self.structures.calls_unless(&words(model), calls, answer, stop))
+            .map_err(|e| (CallsPart::Tools, e))?
     }
 
     /// Runs `work` on a thread with a stack of [`Limits::stack`] bytes.

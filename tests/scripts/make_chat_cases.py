@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Write chat template cases rendered by jinja2 in the configuration of Hugging Face transformers:
 fixtures/chat/cases.json, conversations with our templates in fixtures/chat/*.jinja and
-engine/src/chat/templates/*.jinja; fixtures/chat/snippets.json, the short templates below.
+engine/src/chat/templates/*.jinja; fixtures/chat/snippets.json, the short templates below; fixtures/chat/expressions.json,
+all filters, tests, operators and methods on values of each kind, where jinja2 does not refuse them.
 
     pip install jinja2==3.1.6
     python3 tests/scripts/make_chat_cases.py
@@ -129,6 +130,51 @@ def snippets(env) -> list[dict]:
     return cases
 
 
+VALUES = ["nothing", "none", "''", "'abc'", "'a b'", "'a-a-a'", "' 12 '", "'2.7'", "0", "7", "-3", "2.5", "true", "[]", "[3, 1, 2]",
+          "['b', 'a']", "{}", "{'b': 1, 'a': 2}", "(1, 2)", "{}.x"]
+FILTERS = ["abs", "capitalize", "count", "default('d')", "default('d', true)", "dictsort", "first", "float", "float(1.5)", "int",
+           "int(4)", "items | list", "join", "join(',')", "join(', ', attribute='x')", "last", "length", "length == 0", "list", "lower",
+           "max", "min", "reject('odd') | list", "replace('a', 'b')", "replace('a', 'b', 1)", "replace('a', 'b', count=2)",
+           "reverse | list", "round", "round(1)", "sort", "sort(reverse=true)", "string", "sum", "title", "tojson", "trim", "trim('a')",
+           "unique | list", "upper", "map('upper') | list", "map('int') | list", "map(attribute='x') | list", "select | list",
+           "selectattr('x') | list", "rejectattr('x') | list", "batch(2) | list", "slice(2) | list", "indent", "safe", "escape",
+           "groupby('x') | list", "attr('x')", "first is defined", "string | length", "truncate(2)"]
+TESTS = ["defined", "undefined", "none", "string", "number", "mapping", "sequence", "iterable", "boolean", "true", "false", "integer",
+         "float", "lower", "upper", "odd", "even", "divisibleby(2)", "eq(none)", "in([0])", "sameas(true)", "callable", "equalto('')"]
+OPERATORS = ["% == none", "% == ''", "% == nothing", "not %", "% and 1", "% or 'o'", "% ~ 'x'", "% + 1", "% + 'x'", "% + []", "% * 2",
+             "% in 'abc'", "'a' in %", "%[0]", "%[-1]", "%[0:1]", "%.a", "%['a']", "%.a is defined", "% if % else 'e'", "% > 1",
+             "% < 'b'", "% // 2", "% / 2", "% ** 2", "% != 7", "% is not none and %", "1 if % is none else 2"]
+METHODS = ["strip()", "upper()", "split()", "split('a')", "split('-', 1)", "startswith('a')", "startswith(('a', 'b'))",
+           "endswith('c')", "replace('a', 'x')", "replace('a', 'x', 1)", "get('a')", "get('z', 5)", "items() | list",
+           "keys() | list", "values() | list", "join(['x', 'y'])", "find('b')", "rfind('a')", "count('a')", "lstrip()",
+           "rstrip('c')", "strip('a')", "title()", "capitalize()", "lower()", "index('b')", "index(1)", "format(1)", "isalpha()",
+           "isalnum()", "isspace()", "isupper()", "islower()", "zfill(5)", "splitlines()", "copy()", "swapcase()", "ljust(5)",
+           "rjust(5)", "center(5)", "center(6, '*')"]
+STATEMENTS = ["{% for x in % %}[{{ x }}]{% else %}E{% endfor %}", "{% for k, x in % | items %}[{{ k }}{{ x }}]{% endfor %}",
+              "{% if % %}T{% else %}F{% endif %}", "{% set x = % %}{{ x }}{{ x is defined }}",
+              "{% for k in % | dictsort %}{{ k }}{% endfor %}"]
+
+
+def expressions(env) -> list[dict]:
+    """Templates that jinja2 renders, without those that print addresses or jinja2's own names of values."""
+    cases = []
+    for value in VALUES:
+        inner = f"({value})"
+        sources = ["{{ " + value + " }}", *("{{ " + f"{inner} | {name}" + " }}" for name in FILTERS),
+                   *("{{ " + f"{inner} is {name}" + " }}" for name in TESTS),
+                   *("{{ " + name.replace("%", inner) + " }}" for name in OPERATORS),
+                   *("{{ " + f"{inner}.{name}" + " }}" for name in METHODS),
+                   *(source.replace("% %}", inner + " %}").replace(" % |", f" {inner} |") for source in STATEMENTS)]
+        for source in sources:
+            try:
+                text = env.from_string(source).render()
+            except Exception:
+                continue
+            if " at 0x" not in text and "Undefined" not in text:
+                cases.append({"template": source, "text": text})
+    return cases
+
+
 def main() -> None:
     cases, env = [], environment()
     sources = sorted([*Path("fixtures/chat").glob("*.jinja"), *Path("engine/src/chat/templates").glob("*.jinja")])
@@ -147,6 +193,7 @@ def main() -> None:
                 cases.append({"template": str(source), "conversation": n, "add_generation_prompt": prompt, "text": text})
     out = json.dumps({"conversations": CONVERSATIONS, "cases": cases}, ensure_ascii=False, indent=0)
     Path("fixtures/chat/cases.json").write_text(out + "\n")
+    Path("fixtures/chat/expressions.json").write_text(json.dumps(expressions(env), ensure_ascii=False, indent=0) + "\n")
     Path("fixtures/chat/snippets.json").write_text(json.dumps(snippets(env), ensure_ascii=False, indent=0) + "\n")
 
 

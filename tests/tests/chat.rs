@@ -118,6 +118,26 @@ fn snippets_of_jinja2() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// Generated expressions render as in jinja2. Where jinja2 refuses one, it may be refused or render.
+#[test]
+fn expressions_of_jinja2() {
+    let file = std::fs::read(root().join("fixtures/chat/expressions.json")).expect("valid");
+    let cases: Json = serde_json::from_slice(&file).expect("valid");
+    let (tokenizer, mut wrong) = (tokenizer(), Vec::new());
+    for case in array(Some(&cases)) {
+        let (Some(Json::Str(source)), Some(Json::Str(text))) = (field(case, "template"), field(case, "text")) else {
+            continue;
+        };
+        let request = ChatRequest { now: Some(NOW), ..ChatRequest::default() };
+        let result = ChatTemplate::new(source).and_then(|template| template.render(&request, &tokenizer));
+        if result.as_ref().map(|rendered| &rendered.text) != Ok(text) {
+            let found = result.map(|rendered| rendered.text).map_err(|e| e.to_string());
+            wrong.push(format!("{source}\n   {found:?}\n   {text:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{} of them:\n{}", wrong.len(), wrong.join("\n"));
+}
+
 /// Checks that messages add no control tokens to those of the template.
 fn check_controls(content: &str, source: &str) {
     let (tokenizer, template) = (tokenizer(), ChatTemplate::new(source).expect("valid"));
@@ -224,7 +244,8 @@ fn slices() {
         assert_eq!(render(&source), Ok(expected.into()), "{expression}");
     }
     assert!(matches!(render("{{ 'a'[::0] }}"), Err(ChatError::Template { line: 1, .. })));
-    assert!(matches!(render("{{ {}[::1] }}"), Err(ChatError::Template { line: 1, .. })));
+    // what cannot be sliced is undefined
+    assert_eq!(render("{{ {}[::1] }}{{ none[:1] is defined }}"), Ok("False".into()));
 }
 
 /// Nesting that would overflow the template library's recursive parser is refused; on a thread's default stack.
@@ -351,6 +372,21 @@ fn hostile_templates() {
     }
 }
 
+/// A variable of the request does not take the place of what the engine sets.
+#[test]
+fn variables_that_the_engine_sets_are_refused() {
+    let template = ChatTemplate::new("{{ messages[0].content }}{{ x }}").expect("valid");
+    let render = |name: &str| {
+        let variables = vec![(name.to_string(), Json::Str("v".into()))];
+        let request = ChatRequest { messages: vec![Json::message("user", "m")], variables, ..ChatRequest::default() };
+        template.render(&request, &tokenizer()).map(|rendered| rendered.text)
+    };
+    for name in ["messages", "tools", "bos_token", "eos_token", "add_generation_prompt", "raise_exception", "range"] {
+        assert_eq!(render(name), Err(ChatError::Reserved(name.into())));
+    }
+    assert_eq!((render("x"), render("documents")), (Ok("mv".into()), Ok("m".into())));
+}
+
 #[test]
 fn developers_are_the_system_where_a_template_has_no_such_role() {
     let tokenizer = tokenizer();
@@ -396,5 +432,7 @@ fn a_final_message_is_continued_where_it_ends() {
     let text = render(chatml, "assistant", "It <|im_end|> is ").expect("valid").text;
     assert!(text.ends_with("<|im_start|>assistant\nIt <|im_end|> is "), "{text:?}");
     assert!(matches!(render(chatml, "user", "Hi"), Err(ChatError::Continue(_))));
+    // a text with the mark does not move the end
+    assert!(matches!(render(chatml, "assistant", "starling-continues-here x"), Err(ChatError::Continue(_))));
     assert!(matches!(render("{{ messages[0].content }}", "assistant", "Hi"), Err(ChatError::Continue(_))));
 }

@@ -224,6 +224,38 @@ pub fn parse_tool_choice(
     })
 }
 
+/// Fills the description and the parameters that functions lack, for templates that fail without them. Returns whether one
+/// was missing.
+pub fn fill_tools(tools: &mut Json) -> bool {
+    let Json::Array(tools) = tools else { return false };
+    let mut is_filled = false;
+    for tool in tools {
+        let Json::Object(tool) = tool else { continue };
+        let Some((_, Json::Object(function))) = tool.iter_mut().find(|(name, _)| name == "function") else { continue };
+        let no_properties = || {
+            let fields = [("type", Json::Str("object".into())), ("properties", Json::Object(Vec::new()))];
+            Json::Object(fields.map(|(name, value)| (name.into(), value)).into())
+        };
+        is_filled |= fill(function, "description", || Json::Str(String::new()));
+        is_filled |= fill(function, "parameters", no_properties);
+        if let Some((_, Json::Object(parameters))) = function.iter_mut().find(|(name, _)| name == "parameters") {
+            is_filled |= fill(parameters, "type", || Json::Str("object".into()));
+            is_filled |= fill(parameters, "properties", || Json::Object(Vec::new()));
+        }
+    }
+    is_filled
+}
+
+/// Sets a field that is absent or null.
+fn fill(object: &mut Vec<(String, Json)>, name: &str, value: impl Fn() -> Json) -> bool {
+    match object.iter_mut().find(|(other, _)| other == name) {
+        Some((_, old @ Json::Null)) => *old = value(),
+        Some(_) => return false,
+        None => object.push((name.into(), value())),
+    }
+    true
+}
+
 impl RenderedTools {
     /// How answers are parsed that may call these tools, of a model with this chat template. Enforced calls get the form
     /// that is parsed. `ids` are those of the calls; with `has_schema`, other answers follow a schema.
@@ -350,6 +382,22 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    #[test]
+    fn tools_are_filled_once() {
+        let parse = |text: &str| serde_json::from_str::<Json>(text).expect("JSON");
+        let mut tools = parse(
+            r#"[{"type":"function","function":{"name":"f"}},
+                {"type":"function","function":{"name":"g","description":null,"parameters":{"required":[]}}}]"#,
+        );
+        assert!(fill_tools(&mut tools));
+        let filled = parse(
+            r#"[{"type":"function","function":{"name":"f","description":"","parameters":{"type":"object","properties":{}}}},
+                {"type":"function","function":{"name":"g","description":"","parameters":{"required":[],"type":"object","properties":{}}}}]"#,
+        );
+        assert_eq!(tools, filled);
+        assert!(!fill_tools(&mut tools));
+    }
 
     #[test]
     fn call_ids_are_distinct() {

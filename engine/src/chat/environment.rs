@@ -9,15 +9,15 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use minijinja::value::{DynObject, Kwargs, Object, ObjectRepr, Rest, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions, tests};
 
-use super::json;
 use super::meter::{Budget, Cost};
+use super::{filters as own, json};
 
 /// A filter or test: name, constructor and cost.
 type Builtin = (&'static str, fn() -> Value, Option<Cost>);
 
 #[rustfmt::skip]
 const FILTERS: &[Builtin] = &[
-    ("abs", || Value::from_function(filters::abs), None),
+    ("abs", || own::of_numbers(Value::from_function(filters::abs)), None),
     ("attr", || Value::from_function(filters::attr), None),
     ("batch", || Value::from_function(filters::batch), Some(Cost::Fill)),
     ("capitalize", || Value::from_function(filters::capitalize), Some(Cost::Shallow)),
@@ -25,32 +25,32 @@ const FILTERS: &[Builtin] = &[
     ("d", || Value::from_function(filters::default), None),
     ("default", || Value::from_function(filters::default), None),
     ("dictsort", || Value::from_function(filters::dictsort), Some(Cost::Deep)),
-    ("e", || Value::from_function(filters::escape), Some(Cost::Deep)),
-    ("escape", || Value::from_function(filters::escape), Some(Cost::Deep)),
+    ("e", || Value::from_function(own::escape), Some(Cost::Deep)),
+    ("escape", || Value::from_function(own::escape), Some(Cost::Deep)),
     ("first", || Value::from_function(filters::first), None),
-    ("float", || Value::from_function(filters::float), None),
+    ("float", || Value::from_function(own::float), Some(Cost::Shallow)),
     ("format", || Value::from_function(filters::format), Some(Cost::Format)),
     ("groupby", || Value::from_function(filters::groupby), Some(Cost::Deep)),
     ("indent", || Value::from_function(filters::indent), Some(Cost::Indent)),
-    ("int", || Value::from_function(filters::int), None),
+    ("int", || Value::from_function(own::int), Some(Cost::Shallow)),
     ("items", || Value::from_function(filters::items), Some(Cost::Shallow)),
     ("join", || Value::from_function(filters::join), Some(Cost::Join)),
     ("last", || Value::from_function(filters::last), None),
     ("length", || Value::from_function(filters::length), None),
     ("list", || Value::from_function(filters::list), Some(Cost::Elements)),
     ("lower", || Value::from_function(filters::lower), Some(Cost::Shallow)),
-    ("map", || Value::from_function(filters::map), Some(Cost::Elements)),
+    ("map", || own::of_truthy(Value::from_function(filters::map)), Some(Cost::Elements)),
     ("max", || Value::from_function(filters::max), Some(Cost::Deep)),
     ("min", || Value::from_function(filters::min), Some(Cost::Deep)),
     ("pprint", || Value::from_function(filters::pprint), Some(Cost::Deep)),
-    ("reject", || Value::from_function(filters::reject), Some(Cost::Elements)),
-    ("rejectattr", || Value::from_function(filters::rejectattr), Some(Cost::Elements)),
-    ("replace", || Value::from_function(filters::replace), Some(Cost::Replace)),
+    ("reject", || own::of_truthy(Value::from_function(filters::reject)), Some(Cost::Elements)),
+    ("rejectattr", || own::of_truthy(Value::from_function(filters::rejectattr)), Some(Cost::Elements)),
+    ("replace", || Value::from_function(own::replace), Some(Cost::ReplaceText)),
     ("reverse", || Value::from_function(filters::reverse), Some(Cost::Elements)),
-    ("round", || Value::from_function(filters::round), None),
+    ("round", || own::of_numbers(Value::from_function(filters::round)), None),
     ("safe", || Value::from_function(filters::safe), Some(Cost::Deep)),
-    ("select", || Value::from_function(filters::select), Some(Cost::Elements)),
-    ("selectattr", || Value::from_function(filters::selectattr), Some(Cost::Elements)),
+    ("select", || own::of_truthy(Value::from_function(filters::select)), Some(Cost::Elements)),
+    ("selectattr", || own::of_truthy(Value::from_function(filters::selectattr)), Some(Cost::Elements)),
     ("slice", || Value::from_function(filters::slice), Some(Cost::Fill)),
     ("sort", || Value::from_function(filters::sort), Some(Cost::Deep)),
     ("string", || Value::from_function(filters::string), Some(Cost::Deep)),
@@ -90,7 +90,7 @@ const TESTS: &[Builtin] = &[
     ("iterable", || Value::from_function(is_iterable), None),
     ("le", || Value::from_function(tests::is_le), Some(Cost::Deep)),
     ("lessthan", || Value::from_function(tests::is_lt), Some(Cost::Deep)),
-    ("lower", || Value::from_function(tests::is_lower), None),
+    ("lower", || Value::from_function(own::is_lower), Some(Cost::Deep)),
     ("lt", || Value::from_function(tests::is_lt), Some(Cost::Deep)),
     ("mapping", || Value::from_function(tests::is_mapping), None),
     ("ne", || Value::from_function(tests::is_ne), Some(Cost::Deep)),
@@ -103,7 +103,7 @@ const TESTS: &[Builtin] = &[
     ("test", || Value::from_function(tests::is_test), None),
     ("true", || Value::from_function(tests::is_true), None),
     ("undefined", || Value::from_function(tests::is_undefined), None),
-    ("upper", || Value::from_function(tests::is_upper), None),
+    ("upper", || Value::from_function(own::is_upper), Some(Cost::Deep)),
 ];
 
 /// Adds the filters, tests and functions to `env`, charged to `budget`.

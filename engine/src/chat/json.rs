@@ -1,5 +1,7 @@
 //! JSON values of a request that keep the order of object keys, and the filter `tojson`.
 
+#[cfg(feature = "serde")]
+use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -76,11 +78,21 @@ impl<'de> serde::Deserialize<'de> for Json {
                 while let Some(item) = map.next_entry()? {
                     items.push(item);
                 }
-                Ok(Json::Object(items))
+                Ok(Json::Object(last_of_each(items)))
             }
         }
         deserializer.deserialize_any(Visitor)
     }
+}
+
+/// The fields of an object, each once: of several with one name the last counts, as in Python's and most other parsers. A
+/// reader that took the first would check another value than a template prints.
+#[cfg(feature = "serde")]
+fn last_of_each(items: Vec<(String, Json)>) -> Vec<(String, Json)> {
+    let mut is_last = alloc::vec![false; items.len()];
+    let names: BTreeMap<&str, usize> = items.iter().enumerate().map(|(i, (name, _))| (name.as_str(), i)).collect();
+    names.into_values().for_each(|i| is_last[i] = true);
+    items.into_iter().zip(is_last).filter_map(|(item, is_last)| is_last.then_some(item)).collect()
 }
 
 /// Deepest nesting that `tojson` writes.
@@ -224,6 +236,13 @@ impl Writer<'_> {
 #[cfg(all(test, feature = "serde"))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_field_of_a_name_counts() {
+        let json = |text: &str| serde_json::from_str::<Json>(text).expect("JSON");
+        let doubled = r#"{"role":"user","a":1,"role":"system","a":{"b":1,"b":2}}"#;
+        assert_eq!(json(doubled), json(r#"{"role":"system","a":{"b":2}}"#));
+    }
 
     #[test]
     fn integers_stay_exact() {

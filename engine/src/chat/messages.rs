@@ -48,9 +48,12 @@ pub(super) fn prepare(request: &ChatRequest, has_developer: bool) -> Result<Cow<
 /// Truncates a rendered conversation at [`MARK`].
 ///
 /// # Errors
-/// If the template did not write the mark.
+/// If the template did not write the mark, or a text of the request has it, too.
 pub(super) fn truncate_at_mark(mut rendered: Rendered) -> Result<Rendered, ChatError> {
     let at = rendered.text.rfind(MARK.trim_end()).ok_or(ChatError::Continue("the template does not write it"))?;
+    if rendered.text.find(MARK.trim_end()) != Some(at) {
+        return Err(ChatError::Continue("another text has the words `starling-continues-here`"));
+    }
     let is_trimmed = !rendered.text[at..].starts_with(MARK);
     rendered.text.truncate(at);
     if is_trimmed {

@@ -16,7 +16,7 @@
 //!
 //! Values are dropped recursively, so their nesting is limited; and no value may contain itself, or it would leak.
 
-use alloc::string::String;
+use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -125,6 +125,12 @@ impl Budget {
                 times(bytes(1), count(0))
             }
             Cost::Replace => times(text(0).len() as u64 / text(1).len().max(1) as u64 + 1, text(2).len() as u64),
+            Cost::ReplaceText => {
+                args.iter().try_for_each(|arg| self.charge_deep(arg, 0))?;
+                let lengths: Vec<usize> = args.iter().take(3).map(|arg| arg.to_string().len()).collect();
+                let len = |i: usize| lengths.get(i).copied().unwrap_or(0) as u64;
+                times(len(0) / len(1).max(1) + 1, len(2))
+            }
             Cost::Join => {
                 args.iter().try_for_each(|arg| self.charge_deep(arg, 0))?;
                 // the list is the first argument of the filter, and the second of the method
@@ -176,6 +182,8 @@ pub(super) enum Cost {
     Repeat,
     /// It replaces each occurrence of the second string in the first by the third.
     Replace,
+    /// The same in the text of any value.
+    ReplaceText,
     /// It concatenates strings with a separator.
     Join,
     /// It inserts spaces before each line.
@@ -190,8 +198,10 @@ fn method_cost(name: &str) -> Cost {
     match name {
         "replace" => Cost::Replace,
         "join" => Cost::Join,
+        "count" | "index" => Cost::Deep,
         "format" => Cost::Format,
         "split" | "splitlines" | "rsplit" => Cost::Elements,
+        "center" | "ljust" | "rjust" | "zfill" | "expandtabs" => Cost::Indent,
         _ => Cost::Shallow,
     }
 }
@@ -306,12 +316,13 @@ fn slice(value: &Value, bounds: [Value; 3]) -> Result<Value, Error> {
             let chars: Vec<char> = text.chars().collect();
             Ok(Value::from(indices(chars.len()).filter_map(|i| chars.get(i)).collect::<String>()))
         }
-        (_, ValueKind::Undefined | ValueKind::None) => Ok(Value::from(Vec::<Value>::new())),
+        (_, ValueKind::Undefined) => Ok(Value::from(Vec::<Value>::new())),
         (_, ValueKind::Seq | ValueKind::Iterable) => {
             let items: Vec<Value> = value.try_iter()?.collect();
             Ok(Value::from(indices(items.len()).filter_map(|i| items.get(i).cloned()).collect::<Vec<_>>()))
         }
-        _ => failed("cannot slice this value: expected a string, a list or none"),
+        // as in jinja2, for what cannot be sliced
+        _ => Ok(Value::UNDEFINED),
     }
 }
 

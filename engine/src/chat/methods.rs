@@ -1,10 +1,10 @@
-//! Python string methods that `minijinja_contrib` lacks.
+//! Python methods of strings and collections that `minijinja_contrib` lacks.
 
 use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use minijinja::value::{Kwargs, Tuple, from_args};
+use minijinja::value::{Kwargs, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
@@ -12,7 +12,28 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 pub(super) fn call(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
     match value.as_str().and_then(|text| of_string(text, name, args).transpose()) {
         Some(result) => result,
-        None => unknown_method_callback(state, value, name, args),
+        None => match of_collection(value, name, args).transpose() {
+            Some(result) => result,
+            None => unknown_method_callback(state, value, name, args),
+        },
+    }
+}
+
+/// Calls a method of a list or mapping; `None` if it is not one of this module.
+fn of_collection(value: &Value, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {
+    match (name, value.kind()) {
+        // values are immutable
+        ("copy", ValueKind::Seq | ValueKind::Map) => {
+            let () = from_args(args)?;
+            Ok(Some(value.clone()))
+        }
+        ("index", ValueKind::Seq) => {
+            let (wanted,): (&Value,) = from_args(args)?;
+            let at = value.try_iter()?.position(|item| item == *wanted);
+            at.map(|at| Some(Value::from(at)))
+                .ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "index: not found"))
+        }
+        _ => Ok(None),
     }
 }
 
@@ -54,12 +75,45 @@ fn of_string(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Er
             let () = from_args(args)?;
             Value::from(!text.is_empty() && text.chars().all(char::is_numeric))
         }
+        "index" => {
+            let (part,): (&str,) = from_args(args)?;
+            let at = text.find(part).map(|at| text[..at].chars().count());
+            Value::from(at.ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "index: substring not found"))?)
+        }
+        "swapcase" => {
+            let () = from_args(args)?;
+            Value::from(text.chars().flat_map(swapped).collect::<String>())
+        }
+        "zfill" => {
+            let (width,): (usize,) = from_args(args)?;
+            let sign = text.len() - text.trim_start_matches(['-', '+']).len();
+            let (sign, digits) = text.split_at(sign.min(1));
+            let zeros = "0".repeat(width.saturating_sub(text.chars().count()));
+            Value::from([sign, &zeros, digits].concat())
+        }
+        "center" | "ljust" | "rjust" => {
+            let (width, fill): (usize, Option<&str>) = from_args(args)?;
+            let missing = width.saturating_sub(text.chars().count());
+            // Python's rounding of the left half
+            let left = match name {
+                "ljust" => 0,
+                "rjust" => missing,
+                _ => missing / 2 + (missing & width & 1),
+            };
+            let fill = |n: usize| fill.unwrap_or(" ").repeat(n);
+            Value::from([&*fill(left), text, &*fill(missing - left)].concat())
+        }
         "casefold" => {
             let () = from_args(args)?;
             Value::from(text.to_lowercase())
         }
         _ => return Ok(None),
     }))
+}
+
+/// A letter in the other case.
+fn swapped(c: char) -> Vec<char> {
+    if c.is_uppercase() { c.to_lowercase().collect() } else { c.to_uppercase().collect() }
 }
 
 /// Python's `str.title`: capitalises the first letter of each run of letters.

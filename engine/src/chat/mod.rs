@@ -7,6 +7,7 @@
 
 mod builtin;
 mod environment;
+mod filters;
 mod json;
 mod messages;
 mod meter;
@@ -75,6 +76,9 @@ pub enum ChatError {
     /// [`ChatRequest::continue_final_message`] is set, but the final message cannot be continued.
     #[error("the final message cannot be continued: {0}")]
     Continue(&'static str),
+    /// One of [`ChatRequest::variables`] is a name that the engine sets.
+    #[error("the variable {0:?} of the chat template is set from other parts of the request")]
+    Reserved(String),
     /// The template exceeds a limit of [`ChatLimits`].
     #[error("the chat template exceeds the limit of {limit} {what}")]
     Limit {
@@ -98,10 +102,38 @@ pub struct ChatRequest {
     /// Whether the text ends inside the last message, the assistant's, so that the model continues it. Takes precedence
     /// over [`add_generation_prompt`](Self::add_generation_prompt).
     pub continue_final_message: bool,
-    /// Further variables by name, such as `documents` or `enable_thinking`.
+    /// Further variables by name, such as `documents` or `enable_thinking`. See [`is_reserved_variable`].
     pub variables: Vec<(String, Json)>,
     /// Time for `strftime_now`. The engine reads no clock; with `None` templates have no `strftime_now`.
     pub now: Option<Now>,
+}
+
+/// Variables and functions that the engine sets. In place of them, a variable of the request would change the conversation
+/// after it was checked.
+const RESERVED: [&str; 18] = [
+    "add_generation_prompt",
+    "bos_token",
+    "caller",
+    "continue_final_message",
+    "cycler",
+    "dict",
+    "eos_token",
+    "joiner",
+    "lipsum",
+    "loop",
+    "messages",
+    "namespace",
+    "raise_exception",
+    "range",
+    "self",
+    "strftime_now",
+    "super",
+    "tools",
+];
+
+/// Whether a variable of this name is refused in [`ChatRequest::variables`]: the engine sets it.
+pub fn is_reserved_variable(name: &str) -> bool {
+    RESERVED.contains(&name)
 }
 
 /// A rendered conversation.
@@ -208,6 +240,9 @@ impl ChatTemplate {
     /// # Errors
     /// [`ChatError`] if the template fails, refuses the conversation or exceeds a limit.
     pub fn render(&self, request: &ChatRequest, tokenizer: &Tokenizer) -> Result<Rendered, ChatError> {
+        if let Some((name, _)) = request.variables.iter().find(|(name, _)| is_reserved_variable(name)) {
+            return Err(ChatError::Reserved(name.clone()));
+        }
         let messages = messages::prepare(request, self.has_developer_role)?;
         let strings = messages.iter().chain(&request.tools);
         let shield = Shield::new(tokenizer, strings.chain(request.variables.iter().map(|(_, value)| value)));

@@ -12,6 +12,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRng;
 use serde_json::{Value, json};
 
+use super::tests::bytes_vocabulary;
 use super::*;
 
 /// Key patterns that [`matches`] implements.
@@ -140,19 +141,6 @@ fn with_definitions(schema: Value) -> Value {
     json!({ "allOf": [schema], "$defs": defs })
 }
 
-/// The vocabulary of all bytes and an end token.
-fn vocabulary() -> Vec<u8> {
-    let mut bytes = 257u32.to_le_bytes().to_vec();
-    for byte in 0..=255u8 {
-        bytes.extend(1u32.to_le_bytes());
-        bytes.push(byte);
-    }
-    bytes.extend(4u32.to_le_bytes());
-    bytes.extend(b"\xFFend");
-    bytes.extend(256u32.to_le_bytes());
-    bytes
-}
-
 /// Random tokens of an answer.
 const RANDOM_STEPS: usize = 40;
 /// Tokens within which an answer must end.
@@ -205,7 +193,8 @@ fn is_in_string(text: &[u8]) -> bool {
 /// Checks some answers under a schema. Returns whether the schema was accepted.
 fn check(schema: &Value, rng: &mut TestRng) -> Result<bool, String> {
     let structures = Structures::new(Limits::DEFAULT);
-    let constraint: Result<Arc<dyn Constraint>, _> = structures.constraint(&vocabulary, &Form::Schema(schema.clone()));
+    let constraint: Result<Arc<dyn Constraint>, _> =
+        structures.constraint(&bytes_vocabulary, &Form::Schema(schema.clone()));
     let Ok(constraint) = constraint else { return Ok(false) };
     for _ in 0..3 {
         let text = random_answer(&*constraint, rng)?;

@@ -1,14 +1,19 @@
 //! Structured output: compiles JSON schemas, regular expressions, choices, grammars and tool calls with `llguidance` to a
 //! [`Constraint`], which tells the engine the allowed tokens of each step.
 
+mod annotations;
 mod calls;
 #[cfg(test)]
 mod dead_ends;
 mod gbnf;
+mod multiples;
 mod productive;
 mod schema;
 #[cfg(test)]
 mod speculation;
+#[cfg(test)]
+pub(crate) mod tests;
+mod tools_size;
 
 use alloc::boxed::Box;
 use alloc::format;
@@ -18,6 +23,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
 use core::panic::AssertUnwindSafe;
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::OnceLock;
 
 use llguidance::api::{GrammarWithLexer, ParserLimits, StopReason, TopLevelGrammar};
@@ -55,6 +61,8 @@ impl Limits {
 const MAX_SYMBOLS: usize = 100_000;
 /// Lexer states per answer, 1 to 2 kB each.
 const MAX_LEXER_STATES: usize = 16_384;
+/// Fuel of `llguidance` for the lexer of a grammar: at most 1 s, and 150 MB.
+const LEXER_FUEL: u64 = 400_000;
 /// Longest token in bytes that a grammar may allow.
 const MAX_TOKEN: usize = 512;
 const _: () = assert!(CONTROL_MARK == TokTrie::SPECIAL_TOKEN_MARKER);
@@ -81,6 +89,9 @@ pub enum StructureError {
     /// The model's vocabulary cannot be used with grammars.
     #[error("is not possible with this model: its vocabulary cannot be used with grammars: {0}")]
     Vocabulary(String),
+    /// The caller has stopped the compilation.
+    #[error("was not compiled: the request was cancelled")]
+    Stopped,
 }
 
 /// The part of a request with tools that an error is about.
@@ -121,16 +132,34 @@ impl Structures {
         vocabulary: &dyn Fn() -> Vec<u8>,
         form: &Form,
     ) -> Result<Arc<dyn Constraint>, StructureError> {
+        self.constraint_unless(vocabulary, form, &AtomicBool::new(false))
+    }
+
+    /// As [`Structures::constraint`], until `stop` is set, which is checked between the steps of the compilation.
+    ///
+    /// # Errors
+    /// [`StructureError`]: what is invalid, and where; or that it was stopped.
+    pub fn constraint_unless(
+        &self,
+        vocabulary: &dyn Fn() -> Vec<u8>,
+        form: &Form,
+        stop: &AtomicBool,
+    ) -> Result<Arc<dyn Constraint>, StructureError> {
+        let go_on = || if stop.load(Ordering::Relaxed) { Err(StructureError::Stopped) } else { Ok(()) };
+        go_on()?;
         let (found, most) = (form.len_bytes(), self.limits.bytes);
         if found > most {
             return Err(StructureError::TooLong { found, most });
         }
         let grammar = form.grammar()?;
+        go_on()?;
         let factory = self.factory.get_or_init(|| parser_factory(&vocabulary(), self.limits)).as_ref();
         let mut parser =
             factory.map_err(Clone::clone)?.create_parser(grammar).map_err(|e| invalid(&format!("{e:#}")))?;
+        go_on()?;
         parser.start_without_prompt();
         productive::check(parser.parser.grammar(), self.limits)?;
+        go_on()?;
         let n_vocab = parser.token_env.tok_trie().vocab_size();
         let mut constraint = ParserConstraint(parser);
         // refuse a constraint that allows no first token
@@ -153,17 +182,35 @@ impl Structures {
         calls: &Calls,
         answer: Option<&Form>,
     ) -> Result<Arc<dyn Constraint>, (CallsPart, StructureError)> {
+        self.calls_unless(vocabulary, calls, answer, &AtomicBool::new(false))
+    }
+
+    /// As [`Structures::calls`], until `stop` is set.
+    ///
+    /// # Errors
+    /// As those of [`Structures::calls`]; or that it was stopped.
+    pub fn calls_unless(
+        &self,
+        vocabulary: &dyn Fn() -> Vec<u8>,
+        calls: &Calls,
+        answer: Option<&Form>,
+        stop: &AtomicBool,
+    ) -> Result<Arc<dyn Constraint>, (CallsPart, StructureError)> {
         let whole = answer.map_or_else(|| calls.form(), |answer| calls.or(answer.clone()));
-        let error = match self.constraint(vocabulary, &whole) {
+        let error = match self.constraint_unless(vocabulary, &whole, stop) {
             Ok(constraint) => return Ok(constraint),
             Err(error) => error,
         };
+        if error == StructureError::Stopped {
+            return Err((CallsPart::Tools, error));
+        }
         // compile the parts one by one to find the invalid one
         if let Some(answer) = answer {
-            self.constraint(vocabulary, answer).map_err(|e| (CallsPart::Answer, e))?;
+            self.constraint_unless(vocabulary, answer, stop).map_err(|e| (CallsPart::Answer, e))?;
         }
         for (i, schema) in calls.schemas() {
-            self.constraint(vocabulary, &Form::Schema(schema.clone())).map_err(|e| (CallsPart::Tool(*i), e))?;
+            let schema = Form::Schema(schema.clone());
+            self.constraint_unless(vocabulary, &schema, stop).map_err(|e| (CallsPart::Tool(*i), e))?;
         }
         Err((CallsPart::Tools, error))
     }
@@ -198,6 +245,17 @@ impl Form {
         }
     }
 
+    /// What of its schemas is accepted and not enforced, such as `format=phone`. A text may violate it.
+    pub fn unenforced(&self) -> Vec<String> {
+        let of = |schemas: &[Value]| schemas.iter().flat_map(annotations::unenforced).collect::<Vec<_>>();
+        match self {
+            Form::Schema(schema) => annotations::unenforced(schema),
+            Form::Regex(_) | Form::Choice(_) => Vec::new(),
+            Form::Lark(_, schemas) => of(schemas),
+            Form::LarkOr(_, schemas, answer) => [of(schemas), answer.unenforced()].concat(),
+        }
+    }
+
     fn grammar(&self) -> Result<TopLevelGrammar, StructureError> {
         Ok(match self {
             Form::Schema(schema) => TopLevelGrammar::from_json_schema(prepare_schema(schema)?),
@@ -213,6 +271,7 @@ impl Form {
                     let text = gbnf::lark(text).map_err(|e| invalid(&format!("is no valid GBNF: {e}")))?;
                     return Ok(TopLevelGrammar::from_lark(text));
                 }
+                multiples::check_lark(text)?;
                 lark(text, schemas)?
             }
             Form::LarkOr(text, schemas, answer) => {
@@ -308,6 +367,7 @@ fn parser_factory(vocabulary: &[u8], limits: Limits) -> Result<ParserFactory, St
     let mut factory = factory.map_err(|e| StructureError::Vocabulary(shorten(&format!("{e:#}"))))?;
     factory.quiet();
     *factory.limits_mut() = ParserLimits {
+        initial_lexer_fuel: LEXER_FUEL,
         step_max_items: limits.items,
         step_lexer_fuel: 4 * limits.items as u64,
         max_lexer_states: MAX_LEXER_STATES,
@@ -361,108 +421,5 @@ impl Constraint for ParserConstraint {
             parser.check_stop()
         }));
         is_complete.map_err(|_| self.error())
-    }
-}
-
-#[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-
-    /// `Some(true)` for a text of the form, `Some(false)` for the beginning of one, `None` for any other.
-    pub(crate) fn match_text(form: &Form, text: &str) -> Option<bool> {
-        let vocabulary = ApproximateTokEnv::single_byte_env();
-        let mut factory = ParserFactory::new_simple(&vocabulary).expect("a factory");
-        let mut parser = factory.quiet().create_parser(form.grammar().expect("a grammar")).expect("a parser");
-        parser.start_without_prompt();
-        let bytes: Vec<u32> = text.bytes().map(u32::from).collect();
-        let n_valid = parser.validate_tokens_raw(&bytes).expect("a count");
-        if n_valid < bytes.len() {
-            return None;
-        }
-        bytes.iter().for_each(|byte| assert_eq!(parser.consume_token(*byte).expect("a byte"), 0));
-        Some(parser.is_accepting())
-    }
-
-    #[test]
-    fn json_whitespace_is_limited() {
-        let form = Form::Schema(
-            json!({ "type": "object", "properties": { "a": { "type": "array" } }, "additionalProperties": false }),
-        );
-        for text in ["{}", "{\"a\":[1,2]}", "{ \"a\": [1, 2] }", "{\n  \"a\": [\n    1\n  ]\n}", "{\n\n\t\"a\" : []}"] {
-            assert_eq!(match_text(&form, text), Some(true), "{text}");
-        }
-        for text in [" {}", "{  }", "{\n\n\n}", "{\r}", "{} ", "{\"b\": 1}"] {
-            assert_eq!(match_text(&form, text), None, "{text}");
-        }
-        let with_options =
-            json!({ "x-guidance": { "whitespace_flexible": false }, "type": "array", "items": { "type": "null" } });
-        assert_eq!(match_text(&Form::Schema(with_options.clone()), "[null,null]"), Some(true));
-        assert_eq!(match_text(&Form::Schema(with_options), "[null, null]"), None);
-        // properties keep the order of the schema
-        let ordered: Value =
-            serde_json::from_str(r#"{"type": "object", "properties": {"z": true, "a": true}}"#).expect("JSON");
-        assert_eq!(match_text(&Form::Schema(ordered.clone()), r#"{"z": 1, "a": 2}"#), Some(true));
-        assert_eq!(match_text(&Form::Schema(ordered), r#"{"a": 2, "z": 1}"#), None);
-    }
-
-    #[test]
-    fn a_key_with_escapes_does_not_bypass_its_schema() {
-        let listed = json!({ "type": "object", "properties": { "a": { "type": "integer" } } });
-        let closed = json!({ "type": "object", "properties": { "a": { "type": "string" } }, "required": ["a"],
-            "additionalProperties": false });
-        let patterns = json!({ "type": "object", "patternProperties": { "^a$": { "type": "integer" } } });
-        for (schema, text, expected) in [
-            (&listed, r#"{"a": 1, "b": "x"}"#, Some(true)),
-            (&listed, r#"{"b": "\u0061"}"#, None),
-            (&listed, r#"{"\u0061": "x"}"#, None),
-            (&listed, r#"{"b\n": "\""}"#, Some(true)),
-            (&patterns, r#"{"\u0061": "x"}"#, None),
-            // where all keys are known, texts may have escapes for control characters
-            (&closed, r#"{"a": "\u001b"}"#, Some(true)),
-            (&closed, r#"{"\u0061": "x"}"#, None),
-            (&json!({ "type": "object" }), r#"{"\u001b": "\u001b"}"#, Some(true)),
-        ] {
-            assert_eq!(match_text(&Form::Schema(schema.clone()), text), expected, "{schema} {text}");
-        }
-    }
-
-    #[test]
-    fn a_truncated_vocabulary_is_refused() {
-        let (mut vocabulary, tokens): (_, [&[u8]; 5]) =
-            (5u32.to_le_bytes().to_vec(), [b"a", b"b", b"", b"ab", b"\xFF<end>"]);
-        for token in tokens {
-            vocabulary.extend((token.len() as u32).to_le_bytes());
-            vocabulary.extend(token);
-        }
-        vocabulary.extend(4u32.to_le_bytes());
-        let form = Form::Regex("a+b".into());
-        for n in 0..vocabulary.len() {
-            // without the last number there is no end token, which is valid
-            if n == vocabulary.len() - 4 {
-                continue;
-            }
-            let result = Structures::new(Limits::DEFAULT).constraint(&|| vocabulary[..n].to_vec(), &form);
-            assert!(matches!(result, Err(StructureError::Vocabulary(_))), "{n} bytes: {result:?}");
-        }
-        let structures = Structures::new(Limits::DEFAULT);
-        let mut constraint = structures.constraint(&|| vocabulary.clone(), &form).expect("a constraint").fork();
-        let allowed = |constraint: &mut dyn Constraint| {
-            let mut mask = [0];
-            (constraint.allow(&mut mask).expect("a mask"), mask[0] & 0b1111)
-        };
-        assert_eq!(allowed(&mut *constraint), (false, 0b1001));
-        assert_eq!(constraint.accept(0), Ok(false));
-        assert_eq!(allowed(&mut *constraint), (false, 0b1011));
-        assert_eq!(constraint.accept(3), Ok(true), "complete");
-    }
-
-    #[test]
-    fn gbnf_is_recognised() {
-        for text in ["root ::= \"a\"", "# x\n  my-rule  ::= [a-z]+\nroot ::= my-rule", "root::= x"] {
-            assert!(gbnf_line(text).is_some(), "{text}");
-        }
-        for text in ["start: \"a ::= b\"", "start: /::=/", "start: a\na: \"::=\"", "::= x"] {
-            assert_eq!(gbnf_line(text), None);
-        }
     }
 }

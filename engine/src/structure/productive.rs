@@ -51,8 +51,12 @@ fn productive(grammar: &CGrammar, symbols: &[CSymIdx], limits: Limits) -> Result
     let mut is_productive = flags(symbols);
     is_productive.fill(false);
     let spec = grammar.lexer_spec();
-    let mut parser = ParserLimits { max_lexer_states: super::MAX_LEXER_STATES, ..ParserLimits::default() };
-    parser.step_lexer_fuel = 4 * limits.items as u64;
+    let mut parser = ParserLimits {
+        initial_lexer_fuel: super::LEXER_FUEL,
+        max_lexer_states: super::MAX_LEXER_STATES,
+        step_lexer_fuel: 4 * limits.items as u64,
+        ..ParserLimits::default()
+    };
     let mut lexer = spec.to_regex_vec(&mut parser).map_err(|e| invalid(&format_error(&e)))?;
     // of all lexemes, the lexer's initial state knows which match some text
     let state = lexer.initial_state(&spec.lexeme_set(|_| true));

@@ -1,6 +1,6 @@
-//! Prepares JSON schemas for `llguidance`: resolves references with escapes, refuses numbers that are inexact as 64-bit
-//! floats and `minProperties` that repeated keys could reach, and merges key patterns that only match listed keys into the
-//! schemas of those keys.
+//! Prepares JSON schemas for `llguidance`: removes keywords that restrict nothing, resolves references with escapes, refuses
+//! numbers that are inexact as 64-bit floats, large multiples and `minProperties` that repeated keys could reach, and merges
+//! key patterns that only match listed keys into the schemas of those keys.
 
 use alloc::borrow::ToOwned;
 use alloc::collections::BTreeSet;
@@ -12,7 +12,7 @@ use llguidance::derivre::{Regex, RegexAst, RegexBuilder};
 use llguidance::regex_to_lark;
 use serde_json::{Map, Number, Value, json};
 
-use super::{StructureError, invalid};
+use super::{StructureError, annotations, invalid, multiples};
 
 /// Bytes of JSON that aliases and merged patterns may add to a schema: a small schema could otherwise refer to one large
 /// part many times.
@@ -25,7 +25,7 @@ const KEY_FUEL: u64 = 10_000;
 const MAX_EXACT: i128 = 1 << 53;
 
 /// Keywords whose value is a schema or a list of schemas.
-const SCHEMAS: [&str; 17] = [
+pub(super) const SCHEMAS: [&str; 17] = [
     "additionalItems",
     "additionalProperties",
     "allOf",
@@ -45,7 +45,8 @@ const SCHEMAS: [&str; 17] = [
     "extends",
 ];
 /// Keywords whose value is an object of schemas.
-const NAMED_SCHEMAS: [&str; 5] = ["$defs", "definitions", "dependentSchemas", "patternProperties", "properties"];
+pub(super) const NAMED_SCHEMAS: [&str; 5] =
+    ["$defs", "definitions", "dependentSchemas", "patternProperties", "properties"];
 
 /// The prepared schema, and whether keys must be written without `\\u` escapes, because `llguidance` compares them with
 /// listed keys and patterns before it decodes escapes.
@@ -56,6 +57,7 @@ pub(super) fn prepare(schema: &Value) -> Result<(Value, bool), StructureError> {
     let mut schema = schema.clone();
     let mut preparation = Preparation::default();
     let original = schema.clone();
+    multiples::check(&original)?;
     preparation.schema(&mut schema, String::new(), &original)?;
     // a reference may lead to a value that is not under a schema keyword
     while let Some(target) = preparation.targets.pop() {
@@ -93,6 +95,7 @@ impl Preparation {
             return Ok(());
         }
         let Value::Object(schema) = schema else { return Ok(()) };
+        annotations::relax(schema);
         check_numbers(schema, &at)?;
         if let Some(Value::String(reference)) = schema.get_mut("$ref") {
             self.resolve(reference, &at, original)?;
@@ -302,7 +305,7 @@ fn child<'a>(value: &'a Value, name: &str) -> Option<&'a Value> {
 }
 
 /// Escapes a name for a JSON pointer (RFC 6901).
-fn escape_pointer(name: &str) -> String {
+pub(super) fn escape_pointer(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }
 
@@ -311,7 +314,7 @@ fn unescape_pointer(part: &str) -> String {
 }
 
 /// Decodes the fragment of a URI (RFC 3986, section 2.1). `None` if it is malformed.
-fn percent_decoded(fragment: &str) -> Option<String> {
+pub(super) fn percent_decoded(fragment: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(fragment.len());
     let mut rest = fragment.as_bytes();
     while let [first, after @ ..] = rest {

@@ -1,6 +1,7 @@
 //! Selection of the chat template, and `starling chat`: an interactive conversation.
 
 mod input;
+mod served;
 mod wrap;
 
 use std::fs;
@@ -29,6 +30,7 @@ use crate::run::{Answer, DEFAULT_CTX, engine, tokens_left};
 use crate::sampling::{Seed, random_seed};
 use crate::tokens::text_file;
 use input::Input;
+pub use served::ServedTemplate;
 use wrap::Wrap;
 
 /// The chat template: the one of `--chat-template` (a built-in name or a file), the model's, or ChatML.
@@ -36,7 +38,19 @@ use wrap::Wrap;
 /// # Errors
 /// If there is no such template, or it does not parse.
 pub fn template(model: &Model, wanted: Option<&str>) -> Result<ChatTemplate, Failure> {
-    let source = match wanted {
+    let source = template_source(model, wanted)?;
+    ChatTemplate::new(&source).map_err(|e| match wanted {
+        Some(name) => Failure::Usage(format!("--chat-template {name}: {e}")),
+        None => e.into(),
+    })
+}
+
+/// The source of the chat template.
+///
+/// # Errors
+/// If there is no such template.
+fn template_source(model: &Model, wanted: Option<&str>) -> Result<String, Failure> {
+    Ok(match wanted {
         None => model.chat_template.clone().unwrap_or_else(|| DEFAULT_TEMPLATE.into()),
         Some(name) => match builtin_template(name) {
             Some(source) => source.into(),
@@ -48,10 +62,6 @@ pub fn template(model: &Model, wanted: Option<&str>) -> Result<ChatTemplate, Fai
                 )));
             }
         },
-    };
-    ChatTemplate::new(&source).map_err(|e| match wanted {
-        Some(name) => Failure::Usage(format!("--chat-template {name}: {e}")),
-        None => e.into(),
     })
 }
 

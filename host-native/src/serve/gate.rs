@@ -149,6 +149,10 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     if let Some(ignored) = ignored.and_then(|names| HeaderValue::from_str(names).ok()) {
         headers.insert("x-starling-ignored-fields", ignored);
     }
+    let unenforced = caller.as_ref().and_then(|caller| caller.unenforced.get());
+    if let Some(unenforced) = unenforced.and_then(|names| HeaderValue::from_str(names).ok()) {
+        headers.insert("x-starling-unenforced", unenforced);
+    }
     if let Some(session) = session {
         headers.insert("x-session-id", session);
     }

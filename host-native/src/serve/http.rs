@@ -200,7 +200,14 @@ fn cors(settings: &Settings) -> Option<CorsLayer> {
     } else {
         AllowOrigin::list(origins.iter().filter_map(|o| o.parse::<HeaderValue>().ok()))
     };
-    let own = ["x-request-id", "x-session-id", "x-starling-ignored-fields", "api-key", "x-request-timeout"]
+    let own = [
+        "x-request-id",
+        "x-session-id",
+        "x-starling-ignored-fields",
+        "x-starling-unenforced",
+        "api-key",
+        "x-request-timeout",
+    ]
         .map(HeaderName::from_static);
     let more = ["x-api-key", "anthropic-version", "anthropic-beta"].map(HeaderName::from_static);
     let headers = own.clone().into_iter().chain(more).chain([header::AUTHORIZATION, header::CONTENT_TYPE]);

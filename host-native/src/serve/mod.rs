@@ -17,6 +17,7 @@ mod audited;
 mod auth;
 mod breaker;
 mod callback;
+mod compile_slots;
 pub mod config;
 mod connection;
 mod connection_memory;

@@ -14,6 +14,7 @@ use super::api::stored::labels;
 use super::audit::{self, AuditTrail};
 use super::auth::Keys;
 use super::callback::Ready;
+use super::compile_slots::CompileSlots;
 use super::config::{Configuration, Live, Settings};
 use super::connection_memory::{ConnectionMemory, MemoryLimits};
 use super::failures::SharedFailures;
@@ -199,6 +200,7 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
         kept: KeptResponses::default(),
         memory: connection_memory,
         lists: Arc::new(FairTurns::new(LISTS)),
+        compile_slots: CompileSlots::new(std::thread::available_parallelism().map_or(1, usize::from)),
         verifier,
         audit,
         admin_keys,

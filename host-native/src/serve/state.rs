@@ -14,6 +14,7 @@ use tokio_rustls::TlsAcceptor;
 use super::api::error::{ApiError, HttpError, request_id};
 use super::audit::AuditTrail;
 use super::auth::{Client, Keys, Tenant};
+use super::compile_slots::CompileSlots;
 use super::config::{Live, Settings};
 use super::connection_memory::{ConnectionMemory, HeldMemory};
 use super::failures::SharedFailures;
@@ -52,6 +53,8 @@ pub struct Server {
     pub lists: Arc<FairTurns>,
     /// Memory that all connections hold.
     pub memory: Arc<ConnectionMemory>,
+    /// For output constraints.
+    pub compile_slots: CompileSlots,
     /// Verifies signed requests.
     pub verifier: Verifier,
     /// Who did what; `None`: it is not recorded.
@@ -164,6 +167,8 @@ pub struct Caller {
     pub model: Arc<OnceLock<Arc<str>>>,
     /// Unknown fields of the request, for the response header.
     pub ignored: Arc<OnceLock<String>>,
+    /// What of the request's schemas is not enforced, for the response header.
+    pub unenforced: Arc<OnceLock<String>>,
     /// Slot that the request names.
     pub slot: Arc<OnceLock<usize>>,
     pub usage: Arc<Usage>,
@@ -214,6 +219,7 @@ impl Caller {
             time_limit: Arc::default(),
             model: Arc::default(),
             ignored: Arc::default(),
+            unenforced: Arc::default(),
             slot: Arc::default(),
             usage: Arc::default(),
             memory,

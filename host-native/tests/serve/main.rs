@@ -27,6 +27,7 @@ mod slots;
 mod state;
 mod structure;
 mod swap;
+mod templates;
 mod traces;
 mod vendors;
 mod wire;

@@ -224,3 +224,71 @@ fn counted_prompts_have_passed_the_policy() {
     let refused = server.post("/completion", &json!({ "prompt": tokens, "n_predict": 1 }));
     assert_eq!((refused.status, &refused.json()["error"]["code"]), (400, &json!("content_filter")));
 }
+
+/// A word that comes together only in the prompt as the model reads it, or that no message has, is found as well.
+#[test]
+fn rules_hold_where_texts_are_joined() {
+    let rules = "[[rules]]\nname = \"button\"\non = [\"prompt\"]\ndeny = [\"red\\\\s+button\", \"im_start\"]\naction = \"block\"\n\
+                 [[rules]]\nname = \"key\"\non = [\"prompt\"]\ndeny = [\"sk-[a-z]+\"]\naction = \"redact\"\nreplacement = \"[key]\"\n\
+                 [personal-data]\nkinds = [\"email\"]\nmax = 1\non = [\"prompt\"]\naction = \"block\"\n";
+    let template = crate::server::fixture("chat/qwen-tools.jinja");
+    let (server, _directory) = with_policy(rules, &["--chat-template", &template]);
+    let user = |content: Value| json!({ "role": "user", "content": content });
+    let texts = |a: &str, b: &str| json!([{ "type": "text", "text": a }, { "type": "text", "text": b }]);
+    let tool = |function: Value| json!({ "messages": [user(json!("Hi"))], "max_tokens": 1, "tools": [{ "type": "function", "function": function }] });
+    let call = |arguments: Value| {
+        let function = json!({ "name": "f", "arguments": arguments });
+        let calls = json!([{ "id": "c", "type": "function", "function": function }]);
+        json!({ "messages": [user(json!("Hi")), { "role": "assistant", "content": "", "tool_calls": calls }, user(json!("Go"))], "max_tokens": 1 })
+    };
+    let escaped = "{\"x\": \"red\\u0020button\"}";
+    let chats = [
+        json!({ "messages": [user(texts("the red", "button"))], "max_tokens": 1 }),
+        json!({ "messages": [user(json!("an im_start"))], "max_tokens": 1 }),
+        tool(json!({ "name": "f", "description": "a red button" })),
+        tool(json!({ "name": "sk-abc" })),
+        tool(json!({ "name": "f", "parameters": { "type": "object", "properties": { "red button": {} } } })),
+        tool(
+            json!({ "name": "f", "parameters": { "type": "object", "properties": { "description": { "enum": ["red button"] } } } }),
+        ),
+        call(json!({ "red button": 1 })),
+        call(json!({ "name": "a red button" })),
+        call(json!(escaped)),
+        json!({ "messages": [user(json!("Hi"))], "max_tokens": 1, "chat_template_kwargs": { "x": ["red button"] } }),
+        json!({ "messages": [user(json!("Hi")), { "role": "tool", "name": "red button", "content": "x" }], "max_tokens": 1 }),
+    ];
+    let is_refused = |path: &str, body: &Value| {
+        let response = server.post(path, body);
+        let error = response.json()["error"].clone();
+        assert_eq!((response.status, &error["code"]), (400, &json!("content_filter")), "{path} {body}: {error}");
+    };
+    for body in &chats {
+        for path in ["/v1/chat/completions", "/v1/chat/completions/input_tokens", "/v1/apply-template"] {
+            is_refused(path, body);
+        }
+    }
+    let arguments = json!({ "type": "function_call", "call_id": "c", "name": "f", "arguments": escaped });
+    let result = json!({ "type": "function_call_output", "call_id": "c", "output": "x" });
+    is_refused("/v1/responses", &json!({ "input": [user(json!("Hi")), arguments, result], "max_output_tokens": 1 }));
+    let blocks = texts("the red", "button");
+    is_refused("/v1/messages", &json!({ "model": "m", "messages": [user(blocks)], "max_tokens": 1 }));
+    let tools = json!([{ "name": "f", "description": "a red button", "input_schema": { "type": "object" } }]);
+    is_refused(
+        "/v1/messages",
+        &json!({ "model": "m", "messages": [user(json!("Hi"))], "tools": tools, "max_tokens": 1 }),
+    );
+    is_refused("/v1/generate", &json!({ "messages": [user(texts("the red", "button"))], "max_tokens": 1 }));
+    // a text that continues a session
+    let session = |prompt: &str| json!({ "prompt": prompt, "session_id": "s", "max_tokens": 1, "guided_regex": " " });
+    assert_eq!(server.post("/v1/generate", &session("the red")).status, 200);
+    is_refused("/v1/generate", &session("button"));
+    // what passed before passes: words of the template, an address per text, texts that are replaced
+    let mail = || user(json!("Mail a.b@example.com"));
+    let fine = json!({ "messages": [mail(), { "role": "assistant", "content": "sk-abc" }, mail()], "max_tokens": 1 });
+    let prompt = server.ok("/v1/apply-template", &fine)["prompt"].clone();
+    assert!(prompt.as_str().is_some_and(|prompt| prompt.contains("[key]") && !prompt.contains("sk-")), "{prompt}");
+    assert_eq!(server.post("/v1/chat/completions", &fine).status, 200);
+    let described = tool(json!({ "name": "f", "description": "needs sk-abc" }));
+    let prompt = server.ok("/v1/apply-template", &described)["prompt"].clone();
+    assert!(prompt.as_str().is_some_and(|prompt| prompt.contains("needs [key]")), "{prompt}");
+}

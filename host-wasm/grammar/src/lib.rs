@@ -54,9 +54,13 @@ impl Grammars {
         let made = match serde_json::from_str(json).map_err(|e| e.to_string())? {
             OutputConstraint::Form(form) => self.structures.constraint(&words, &form).map_err(|e| e.to_string()),
             OutputConstraint::Calls { tools, which, forced, parallel, style, answer } => {
-                let calls = Calls::with_style(*style, &tools, which, forced, parallel);
                 let (param, form) = answer.unzip();
-                self.structures.calls(&words, &calls, form.as_ref()).map_err(|(part, e)| match part {
+                let compile = || {
+                    self.structures.check_tools(&style, &tools, which.clone(), forced)?;
+                    let calls = Calls::with_style(*style, &tools, which, forced, parallel);
+                    self.structures.calls(&words, &calls, form.as_ref())
+                };
+                compile().map_err(|(part, e)| match part {
                     CallsPart::Tool(i) => format!("tools[{i}].function.parameters: {e}"),
                     CallsPart::Tools => format!("tools: {e}"),
                     CallsPart::Answer => format!("{}: {e}", param.unwrap_or_default()),

@@ -3,8 +3,6 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
-use starling::chat::Json;
 use starling::model::Model;
 use starling::tokenizer::{DecodeOptions, EncodeOptions, StreamDecoder, Tokenizer};
 
@@ -65,24 +63,6 @@ pub struct DetokenizeResponse {
     pub text: String,
 }
 
-/// Request to render messages by the chat template.
-#[derive(Debug, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct TemplateRequest {
-    /// Model name. Default: the model that the server has.
-    pub model: Option<String>,
-    /// Messages with `role` and `content`.
-    #[cfg_attr(feature = "openapi", schema(value_type = Vec<Object>, min_items = 1))]
-    pub messages: Vec<Json>,
-    /// Functions that the model may call.
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<Vec<Object>>))]
-    pub tools: Option<Value>,
-    /// Continue the last message, which must be the assistant's. Default: false.
-    pub continue_final_message: Option<bool>,
-    /// Append the generation prompt of the chat template. Default: true, unless the last message is continued.
-    pub add_generation_prompt: Option<bool>,
-}
-
 /// Rendered messages.
 #[derive(Debug, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -133,7 +113,7 @@ impl Rendered {
     }
 }
 
-parse_whole!(TokenizeRequest, DetokenizeRequest, TemplateRequest);
+parse_whole!(TokenizeRequest, DetokenizeRequest);
 
 impl TokenizeRequest {
     /// Tokenises the text, for a server with the context length `max_model_len`.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use starling::chat::Json;
+use starling::chat::{Json, is_reserved_variable};
 use starling::engine::FinishReason;
 use starling::model::Model;
 use starling::receipt::Receipt;
@@ -53,7 +53,8 @@ pub struct ChatFields {
     pub continue_final_message: Option<bool>,
     /// Append the generation prompt of the chat template. Default: true, unless the last message is continued.
     pub add_generation_prompt: Option<bool>,
-    /// More variables for the chat template, by name.
+    /// More variables for the chat template, by name. Those that the server sets are refused, such as `messages`, `tools` and
+    /// `add_generation_prompt`.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
     pub chat_template_kwargs: Option<Json>,
     /// Functions that the model may call. With an output constraint, an answer is either tool calls or constrained text.
@@ -162,13 +163,19 @@ impl ChatFields {
     /// Variables for the chat template.
     ///
     /// # Errors
-    /// `chat_template_kwargs` that is not an object.
+    /// `chat_template_kwargs` that is not an object, or has a variable that the server sets.
     pub fn template_variables(&self) -> Result<Vec<(String, Json)>, ApiError> {
         let mut variables = match &self.chat_template_kwargs {
             None | Some(Json::Null) => Vec::new(),
             Some(Json::Object(variables)) => variables.clone(),
             Some(_) => return Err(ApiError::param("chat_template_kwargs", "chat_template_kwargs is not an object")),
         };
+        if let Some((name, _)) = variables.iter().find(|(name, _)| is_reserved_variable(name)) {
+            let param = format!("chat_template_kwargs.{name}");
+            let message =
+                format!("{param} is set by the server from other fields of the request, expected other names");
+            return Err(ApiError::param(&param, message));
+        }
         let mut add = |name: &str, value: Json| {
             if !variables.iter().any(|(other, _)| other == name) {
                 variables.push((name.into(), value));

@@ -1,25 +1,29 @@
 //! Which characters follow a lexeme, and which continue it.
 
 use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::format;
 use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
 use super::Work;
-use super::chars::CharSet;
+use super::chars::{CharSet, Unions};
 use super::lexemes::{Lexeme, Node};
 use super::parse::{Expr, Grammar, Id};
 
 /// Work of an operation on sets, in visits of expressions.
 const SET_WORK: usize = 8;
+/// States of the automata of a grammar, 32 bytes each.
+const MAX_STATES: usize = 250_000;
 
 /// Characters that can follow each lexeme. `first` are the first characters of each.
 pub(super) fn follow_sets(
     rules: &BTreeMap<usize, Node>,
     first: &[CharSet],
+    unions: &mut Unions,
     work: &mut Work,
 ) -> Result<Vec<CharSet>, String> {
-    let mut sets = Sets { lexemes: first, first: BTreeMap::new(), follow: BTreeMap::new(), work };
+    let mut sets = Sets { lexemes: first, first: BTreeMap::new(), follow: BTreeMap::new(), unions, work };
     loop {
         let mut changed = false;
         for (rule, node) in rules.iter().rev() {
@@ -50,6 +54,7 @@ struct Sets<'a> {
     lexemes: &'a [CharSet],
     first: BTreeMap<usize, First>,
     follow: BTreeMap<usize, CharSet>,
+    unions: &'a mut Unions,
     work: &'a mut Work,
 }
 
@@ -68,7 +73,7 @@ impl Sets<'_> {
                 let mut sum = CharSet::default();
                 for part in parts {
                     let (set, is_nullable) = self.first(part)?;
-                    sum.add(&set);
+                    self.unions.add(&mut sum, &set, self.work)?;
                     if !is_nullable {
                         return Ok((sum, false));
                     }
@@ -79,7 +84,7 @@ impl Sets<'_> {
                 let (mut sum, mut is_nullable) = (CharSet::default(), false);
                 for part in parts {
                     let (set, may_be_empty) = self.first(part)?;
-                    sum.add(&set);
+                    self.unions.add(&mut sum, &set, self.work)?;
                     is_nullable |= may_be_empty;
                 }
                 (sum, is_nullable)
@@ -90,14 +95,16 @@ impl Sets<'_> {
     /// Adds `after` to what follows the last lexemes and rules of a node, and so on to the first. Returns whether a set
     /// of a rule has changed.
     fn spread(&mut self, node: &Node, mut after: CharSet, follow: &mut [CharSet]) -> Result<bool, String> {
-        self.work.spend(SET_WORK + after.ranges().len())?;
+        self.work.spend(SET_WORK)?;
         let mut changed = false;
         match node {
             Node::Empty => {}
             Node::Lexeme(i) => {
-                follow[*i].add(&after);
+                self.unions.add(&mut follow[*i], &after, self.work)?;
             }
-            Node::Rule(rule) => changed = self.follow.entry(*rule).or_default().add(&after),
+            Node::Rule(rule) => {
+                changed = self.unions.add(self.follow.entry(*rule).or_default(), &after, self.work)?;
+            }
             Node::Choice(parts) => {
                 for part in parts {
                     changed |= self.spread(part, after.clone(), follow)?;
@@ -110,12 +117,13 @@ impl Sets<'_> {
                     if !is_nullable {
                         after = CharSet::default();
                     }
-                    after.add(&set);
+                    self.unions.add(&mut after, &set, self.work)?;
                 }
             }
             Node::Repeat(part, _, most) => {
                 if *most != Some(1) {
-                    after.add(&self.first(part)?.0);
+                    let first = self.first(part)?.0;
+                    self.unions.add(&mut after, &first, self.work)?;
                 }
                 changed = self.spread(part, after, follow)?;
             }
@@ -147,6 +155,7 @@ impl Automata {
         grammar: &Grammar,
         lexemes: &[Lexeme],
         is_nullable: &[bool],
+        unions: &mut Unions,
         work: &mut Work,
     ) -> Result<Automata, String> {
         let mut automata = Automata { states: vec![State::End], starts: Vec::new(), first: Vec::new() };
@@ -156,7 +165,7 @@ impl Automata {
                 true => {
                     let starts = lexeme.parts.iter().map(|part| builder.add(*part, 0));
                     let starts = starts.collect::<Result<_, String>>()?;
-                    builder.state(State::Go(starts))
+                    builder.state(State::Go(starts))?
                 }
                 false => lexeme.parts.iter().rev().try_fold(0, |next, part| builder.add(*part, next))?,
             };
@@ -165,11 +174,11 @@ impl Automata {
             // the empty text is no text of a lexeme
             reached.remove(&0);
             let mut first = CharSet::default();
-            reached.iter().for_each(|state| {
+            for state in &reached {
                 if let State::Char(set, _) = &automata.states[*state] {
-                    first.add(set);
+                    unions.add(&mut first, set, work)?;
                 }
-            });
+            }
             automata.starts.push(reached);
             automata.first.push(first);
         }
@@ -196,7 +205,7 @@ impl Automata {
     }
 
     /// Whether a text of the lexeme `shorter`, with one of the characters `follow` after it, begins a text of `longer`.
-    /// Characters whose UTF-8 begins with the same byte count as equal.
+    /// `follow` is from [`by_first_byte`]: characters whose UTF-8 begins with the same byte count as equal.
     pub(super) fn continues(
         &self,
         longer: usize,
@@ -204,33 +213,32 @@ impl Automata {
         follow: &CharSet,
         work: &mut Work,
     ) -> Result<bool, String> {
-        if !self.first[longer].intersects(&self.first[shorter]) {
+        if !self.first[longer].intersects(&self.first[shorter], work)? {
             return Ok(false);
         }
-        let follow = by_first_byte(follow);
         let (mut open, mut seen) = (Vec::new(), BTreeSet::new());
-        work.spend(self.starts[longer].len() * self.starts[shorter].len())?;
-        for a in &self.starts[longer] {
-            open.extend(self.starts[shorter].iter().map(|b| (*a, *b)));
-        }
-        while let Some((a, b)) = open.pop() {
-            work.spend(SET_WORK)?;
-            let State::Char(set_a, next_a) = &self.states[a] else { continue };
-            match &self.states[b] {
-                State::End if set_a.intersects(&follow) => return Ok(true),
-                State::Char(set_b, next_b) if set_a.intersects(set_b) && seen.insert((*next_a, *next_b)) => {
-                    let (mut all_a, mut all_b) = (BTreeSet::new(), BTreeSet::new());
-                    self.reach(*next_a, &mut all_a, work)?;
-                    self.reach(*next_b, &mut all_b, work)?;
-                    work.spend(all_a.len() * all_b.len())?;
-                    for a in &all_a {
-                        open.extend(all_b.iter().map(|b| (*a, *b)));
+        let (mut all_a, mut all_b) = (self.starts[longer].clone(), self.starts[shorter].clone());
+        loop {
+            work.spend(SET_WORK * all_a.len() * all_b.len())?;
+            for (a, b) in all_a.iter().flat_map(|a| all_b.iter().map(move |b| (*a, *b))) {
+                let State::Char(set_a, next_a) = &self.states[a] else { continue };
+                match &self.states[b] {
+                    State::End if set_a.intersects(follow, work)? => return Ok(true),
+                    State::Char(set_b, next_b) if !seen.contains(&(*next_a, *next_b)) => {
+                        if set_a.intersects(set_b, work)? {
+                            seen.insert((*next_a, *next_b));
+                            open.push((*next_a, *next_b));
+                        }
                     }
+                    _ => {}
                 }
-                _ => {}
             }
+            let Some((a, b)) = open.pop() else { return Ok(false) };
+            all_a.clear();
+            all_b.clear();
+            self.reach(a, &mut all_a, work)?;
+            self.reach(b, &mut all_b, work)?;
         }
-        Ok(false)
     }
 }
 
@@ -242,25 +250,28 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    fn state(&mut self, state: State) -> usize {
+    fn state(&mut self, state: State) -> Result<usize, String> {
+        if self.automata.states.len() >= MAX_STATES {
+            return Err(format!("the grammar is too complex: more than {MAX_STATES} states"));
+        }
         self.automata.states.push(state);
-        self.automata.states.len() - 1
+        Ok(self.automata.states.len() - 1)
     }
 
     /// States of an expression before the state `next`.
     fn add(&mut self, id: Id, next: usize) -> Result<usize, String> {
         self.work.spend(1)?;
         Ok(match &self.grammar.exprs[id] {
-            Expr::Char(set) => self.state(State::Char(set.clone(), next)),
+            Expr::Char(set) => self.state(State::Char(set.clone(), next))?,
             Expr::Rule(rule) => self.add(self.grammar.rules[*rule], next)?,
             Expr::Sequence(parts) => parts.iter().rev().try_fold(next, |next, part| self.add(*part, next))?,
             Expr::Choice(parts) => {
                 let starts = parts.iter().map(|part| self.add(*part, next)).collect::<Result<_, _>>()?;
-                self.state(State::Go(starts))
+                self.state(State::Go(starts))?
             }
             Expr::Repeat(_, _, Some(0)) => next,
             Expr::Repeat(part, _, most) => {
-                let before = self.state(State::Go(Vec::new()));
+                let before = self.state(State::Go(Vec::new()))?;
                 let again = if *most == Some(1) { next } else { before };
                 let start = self.add(*part, again)?;
                 // after the part, `before` repeats it or goes on
@@ -275,7 +286,7 @@ impl Builder<'_> {
 }
 
 /// All characters whose UTF-8 begins with the first byte of one in the set.
-fn by_first_byte(set: &CharSet) -> CharSet {
+pub(super) fn by_first_byte(set: &CharSet, unions: &mut Unions) -> Result<CharSet, String> {
     let size = |c: u32| match c {
         0..0x80 => 1,
         0x80..0x800 => 1 << 6,
@@ -283,5 +294,5 @@ fn by_first_byte(set: &CharSet) -> CharSet {
         _ => 1 << 18,
     };
     let whole = |(low, high): &(u32, u32)| (low & !(size(*low) - 1), high | (size(*high) - 1));
-    CharSet::of(set.ranges().iter().map(whole).collect())
+    unions.keep(CharSet::of(set.ranges().iter().map(whole).collect()))
 }

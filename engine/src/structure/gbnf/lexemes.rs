@@ -7,7 +7,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::Work;
-use super::follow::{Automata, follow_sets};
+use super::chars::Unions;
+use super::follow::{Automata, by_first_byte, follow_sets};
 use super::parse::{Expr, Grammar, Id};
 use super::regular::{Size, regular_rules, sizes};
 
@@ -53,6 +54,11 @@ impl Lexemes {
     /// # Errors
     /// If the grammar is too complex.
     pub(super) fn new(grammar: &Grammar) -> Result<Lexemes, String> {
+        Lexemes::with_unions(grammar, &mut Unions::default())
+    }
+
+    /// `unions` keeps the sets of characters of the analysis.
+    pub(super) fn with_unions(grammar: &Grammar, unions: &mut Unions) -> Result<Lexemes, String> {
         let mut work = Work(MAX_WORK);
         let is_nullable = nullable(grammar, &mut work)?;
         let regular = regular_rules(grammar);
@@ -61,7 +67,7 @@ impl Lexemes {
             let sizes = sizes(grammar, &regular, &is_split);
             let cut = Cut { grammar, is_nullable: &is_nullable, sizes: &sizes, is_split: &is_split };
             let (lexemes, rules) = cut.rules(&mut work)?;
-            let ambiguous = ambiguous(grammar, &is_nullable, &lexemes, &rules, &mut work)?;
+            let ambiguous = ambiguous(grammar, &is_nullable, &lexemes, &rules, unions, &mut work)?;
             if ambiguous.is_empty() {
                 return Ok(Lexemes { lexemes, rules, is_nullable });
             }
@@ -114,6 +120,7 @@ fn ambiguous(
     is_nullable: &[bool],
     lexemes: &[Lexeme],
     rules: &BTreeMap<usize, Node>,
+    unions: &mut Unions,
     work: &mut Work,
 ) -> Result<Vec<usize>, String> {
     if let [_] = lexemes {
@@ -122,8 +129,9 @@ fn ambiguous(
             return Ok(Vec::new());
         }
     }
-    let automata = Automata::new(grammar, lexemes, is_nullable, work)?;
-    let follow = follow_sets(rules, &automata.first, work)?;
+    let automata = Automata::new(grammar, lexemes, is_nullable, unions, work)?;
+    let follow = follow_sets(rules, &automata.first, unions, work)?;
+    let follow = follow.iter().map(|set| by_first_byte(set, unions)).collect::<Result<Vec<_>, _>>()?;
     let mut found = Vec::new();
     for longer in 0..lexemes.len() {
         for (shorter, follow) in follow.iter().enumerate() {

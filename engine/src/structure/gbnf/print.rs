@@ -12,6 +12,8 @@ use super::parse::{Expr, Grammar, Id};
 
 /// Maximum bytes of the translation.
 const MAX_BYTES: usize = 1 << 20;
+/// Maximum bytes that are written for it: equal lexemes are written, and then found to be known.
+const MAX_WRITTEN: usize = 8 << 20;
 
 /// The grammar in Lark: `start`, the rules `r0`, `r1` ... and the lexemes `T0`, `T1` ...
 ///
@@ -20,17 +22,18 @@ const MAX_BYTES: usize = 1 << 20;
 pub(super) fn lark(grammar: &Grammar, lexemes: &Lexemes) -> Result<String, String> {
     let mut text = format!("start: r{}\n", grammar.root);
     // the name of each lexeme; equal ones have one name
-    let (mut names, mut known) = (Vec::new(), BTreeMap::new());
+    let (mut names, mut known, mut written) = (Vec::new(), BTreeMap::new(), 0);
     for lexeme in &lexemes.lexemes {
         let mut regex = Regex { grammar, is_nullable: &lexemes.is_nullable, text: String::new() };
         regex.lexeme(lexeme)?;
+        written += regex.text.len();
         let new = known.len();
         let name = *known.entry(regex.text.clone()).or_insert(new);
         if name == new {
             let _ = writeln!(text, "T{name}: /{}/", regex.text);
         }
         names.push(name);
-        if text.len() > MAX_BYTES {
+        if text.len() > MAX_BYTES || written > MAX_WRITTEN {
             return Err(too_long());
         }
     }

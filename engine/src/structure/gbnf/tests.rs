@@ -7,7 +7,9 @@ use core::cell::RefCell;
 use proptest::prelude::*;
 
 use super::super::tests::match_text;
+use super::chars::Unions;
 use super::lark;
+use super::lexemes::Lexemes;
 use super::parse::{Expr, Grammar, Id, parse};
 use crate::form::Form;
 
@@ -174,6 +176,33 @@ fn hostile_grammars_end() {
             assert!(text.len() < 3 << 20, "{}", text.len());
         }
     }
+}
+
+/// A class of `n` ranges, used in 10 doubling rules and 60 alternatives.
+fn class_in_doubling_rules(n: u32) -> String {
+    let class: String = (0..n).filter_map(|i| char::from_u32(0x4e00 + 2 * i)).collect();
+    let doubling: String = (0..10).map(|i| format!("r{i} ::= r{} r{}\n", i + 1, i + 1)).collect();
+    let alternatives: Vec<String> = (0..60).map(|i| format!("r{} \"{i}\"", i % 11)).collect();
+    format!("root ::= {}\n{doubling}r10 ::= [{class}]\n", alternatives.join(" | "))
+}
+
+#[test]
+fn equal_sets_of_characters_are_kept_once() {
+    let grammar = parse(&class_in_doubling_rules(9000)).expect("a grammar");
+    let mut unions = Unions::default();
+    let result = Lexemes::with_unions(&grammar, &mut unions).map(|lexemes| lexemes.lexemes.len());
+    // the class itself, and its union with the digits
+    assert!(unions.n_ranges() < 100_000, "{result:?}: {} ranges", unions.n_ranges());
+    let small = parse(&class_in_doubling_rules(9)).expect("a grammar");
+    assert!(Lexemes::new(&small).is_ok());
+    // sets that all differ have a bound
+    let many: String = (0..900).map(|i| format!("a{i} ::= b{i} a{}? \"z\"\n", i + 1)).collect();
+    let odd = |from: u32| (from..from + 40).filter_map(|i| char::from_u32(0x4e00 + 2 * i)).collect::<String>();
+    let sets: String = (0..900).map(|i| format!("b{i} ::= [{}] root?\n", odd(40 * (i % 150)))).collect();
+    let grammar = parse(&format!("root ::= a0\n{many}a900 ::= \"y\"\n{sets}")).expect("a grammar");
+    let mut unions = Unions::default();
+    let _ = Lexemes::with_unions(&grammar, &mut unions);
+    assert!(unions.n_ranges() <= super::chars::MAX_UNION_RANGES + 20_000, "{} ranges", unions.n_ranges());
 }
 
 fn rule_text(rule: usize) -> impl Strategy<Value = String> {

@@ -30,11 +30,11 @@ use super::super::state_store::SessionJournal;
 use super::answer::{Delivery, collect, respond, response_head};
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, HttpError, json};
-use super::messages::{offload_tokenize, tokenize_chat};
+use super::messages::{ChatPrompt, offload_tokenize, preview_chat, tokenize_chat};
 use super::options::{flow, is_seeded, limits, salt, sampling, seed, session, sticky};
 use super::sse::stream_with_writes;
 use super::stored::Recorder;
-use super::structure::{Compiled, compile_plan};
+use super::structure::{Compilation, Compiled};
 use super::submit::{Submission, Updates, submit};
 use super::writes::Writes;
 
@@ -122,7 +122,7 @@ pub async fn start_chat(
     let call_ids = CallIds::new(u128::from(random()) << 64 | u128::from(random()));
     let output = tools.output(&instance.model, output, call_ids, form.is_some());
     let compiled = match constraint_plan(form, &mut tools)? {
-        Some(plan) => Some(compile_plan(&instance, plan).await?),
+        Some(plan) => Some(Compilation { server, caller, instance: &instance }.plan(plan).await?),
         None => None,
     };
     let (constraint, form) = Compiled::unzip(compiled);
@@ -134,7 +134,7 @@ pub async fn start_chat(
         Some(true) => Some(Recorder::new(server, caller, chat.metadata, messages.clone())?),
         _ => None,
     };
-    let tokens = tokenize_chat(&instance, messages, tools, variables, end).await?;
+    let tokens = tokenize_chat(caller, &instance, ChatPrompt { messages, tools, variables, end }).await?;
     let output = output.prompt(&instance.model.tokenizer, &tokens);
     let prediction = tokenize_prediction(&instance, chat.prediction).await?;
     let (seed, is_seeded) = (seed(&options, &instance), is_seeded(&options, &instance));
@@ -181,15 +181,9 @@ fn output_digest(form: Option<[u8; 32]>, budget: Option<usize>) -> Option<[u8; 3
 pub async fn count_chat(server: &Server, caller: &Caller, request: ChatCompletionRequest) -> Result<usize, ApiError> {
     let ChatCompletionRequest { options, chat, .. } = request;
     let instance = server.model(options.model.as_deref(), sticky(&options), caller).await?;
-    let variables = chat.template_variables()?;
-    let (inner, tools, choice) = (Arc::clone(&instance), chat.tools, chat.tool_choice);
-    let parallel = chat.parallel_tool_calls != Some(false);
-    let check = move || parse_tool_choice(inner.template.source(), tools, choice, parallel);
-    let tools = offload(usize::MAX, check).await??.tools;
-    let end = chat_end(chat.continue_final_message, chat.add_generation_prompt)?;
-    let mut messages = chat.messages;
-    apply_to_messages(caller, &instance, &mut messages).await?;
-    Ok(tokenize_chat(&instance, messages, tools, variables, end).await?.len())
+    let rendered = preview_chat(caller, &instance, chat).await?;
+    let size = rendered.text.len();
+    offload_tokenize(size, move || Ok(rendered.encode(&instance.model.tokenizer).len())).await
 }
 
 /// The tokens of a prediction, as many as the context holds.

@@ -14,7 +14,7 @@ use starling_api::openai::response::CompletionResponse;
 use starling_api::stream::ServerSentEvent;
 
 use super::super::offload::offload;
-use super::super::policy::{apply_to_input, apply_to_text};
+use super::super::policy::{apply_to_input, apply_to_joined, apply_to_text};
 use super::super::state::{Caller, Server};
 use super::answer::{collect, response_head};
 use super::body::Body;
@@ -22,7 +22,7 @@ use super::error::{ApiError, ErrorBody, HttpError, json};
 use super::messages::offload_tokenize;
 use super::options::{flow, is_seeded, limits, salt, sampling, seed, sticky};
 use super::sse::stream;
-use super::structure::{Compiled, compile_constraint};
+use super::structure::{Compilation, Compiled};
 use super::submit::{Submission, check_count, submit};
 
 /// Create completions of prompts.
@@ -60,15 +60,23 @@ pub async fn completions(
     }
     let parse_special = completion.parse_special != Some(false);
     let (model, size, input) = (Arc::clone(&instance.model), completion.prompt.bytes(), completion.prompt);
+    let is_infill = suffix.is_some();
     let encode = move || match suffix {
         Some(suffix) => Prompt::encode_infill(&model.tokenizer, input, &suffix),
         None => Ok(Prompt::encode(&model.tokenizer, input, parse_special, logprobs.of_prompt)),
     };
     let prompts = offload_tokenize(size, encode).await?;
+    if is_infill {
+        for prompt in &prompts {
+            apply_to_joined(&caller, &instance, &prompt.tokens).await?;
+        }
+    }
     let (seed, is_seeded) = (seed(&options, &instance), is_seeded(&options, &instance));
     let is_prompt_only = !logprobs.of_prompt && options.is_prompt_only();
     let options = if is_prompt_only { Options { max_tokens: Some(1), ..options } } else { options };
-    let (constraint, form) = Compiled::unzip(compile_constraint(&instance, constraint).await?);
+    let (constraint, form) = Compiled::unzip(
+        Compilation { server: &server, caller: &caller, instance: &instance }.constraint(constraint).await?,
+    );
     let sampling = sampling(&options, &instance, logprobs, seed).await?;
     let request_plan = RequestPlan {
         sampling,

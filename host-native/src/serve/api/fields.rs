@@ -2,9 +2,19 @@
 
 use std::any::type_name;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use serde::de::IgnoredAny;
+use starling_api::anthropic::request::MessagesRequest;
+use starling_api::llama_server::request::LlamaCompletionRequest;
+use starling_api::native::execute::ExecuteRequest;
+use starling_api::native::generate::GenerateRequest;
+use starling_api::ollama::request::{OllamaChatRequest, OllamaGenerateRequest};
+use starling_api::openai::chat::ChatCompletionRequest;
+use starling_api::openai::completions::CompletionRequest;
+use starling_api::openai::embeddings::EmbeddingRequest;
+use starling_api::rerank::RerankRequest;
+use starling_api::responses::request::ResponsesRequest;
 use utoipa::ToSchema;
 use utoipa::openapi::{Ref, RefOr, Schema};
 
@@ -90,7 +100,7 @@ pub fn header(names: &[String]) -> String {
 
 /// The known field that `name` is a misspelling of: one edit away, or two if it is long.
 fn nearest<'a>(name: &str, known: &'a BTreeSet<String>) -> Option<&'a str> {
-    if FOREIGN.contains(&name) || name.len() > MAX_NAME {
+    if FOREIGN.contains(&name) || name.len() > MAX_NAME || elsewhere().contains(name) {
         return None;
     }
     let plain = |text: &str| text.to_ascii_lowercase().replace(['-', '_'], "");
@@ -98,6 +108,27 @@ fn nearest<'a>(name: &str, known: &'a BTreeSet<String>) -> Option<&'a str> {
     let distances = known.iter().map(|known| (strsim::damerau_levenshtein(&wanted, &plain(known)), known));
     let near = distances.filter(|(distance, known)| *distance <= most && known.len() >= 4).min();
     near.map(|(_, known)| known.as_str())
+}
+
+/// Names of the fields of the generating endpoints and of embeddings: clients send those of one to another.
+fn elsewhere() -> &'static BTreeSet<String> {
+    static NAMES: OnceLock<BTreeSet<String>> = OnceLock::new();
+    NAMES.get_or_init(|| {
+        let types = [
+            known::<ChatCompletionRequest>,
+            known::<CompletionRequest>,
+            known::<EmbeddingRequest>,
+            known::<ExecuteRequest>,
+            known::<GenerateRequest>,
+            known::<LlamaCompletionRequest>,
+            known::<MessagesRequest>,
+            known::<OllamaChatRequest>,
+            known::<OllamaGenerateRequest>,
+            known::<RerankRequest>,
+            known::<ResponsesRequest>,
+        ];
+        types.into_iter().filter_map(|names| names()).flat_map(|names| (*names).clone()).collect()
+    })
 }
 
 /// Names of the fields of a type; `None` if it may have any.
@@ -150,11 +181,6 @@ fn collect(
 
 #[cfg(test)]
 mod tests {
-    use starling_api::native::generate::GenerateRequest;
-    use starling_api::openai::chat::ChatCompletionRequest;
-    use starling_api::openai::completions::CompletionRequest;
-    use starling_api::openai::embeddings::EmbeddingRequest;
-
     use super::*;
 
     fn of<T: ToSchema>(names: &[&str], are_refused: bool) -> Result<Vec<String>, String> {
@@ -182,6 +208,10 @@ mod tests {
             let expected = Err(format!("{wrong}: unknown field; did you mean {right}?"));
             assert_eq!(of::<ChatCompletionRequest>(&[wrong], false), expected);
         }
+        // fields of other endpoints, one letter from those of this one
+        assert_eq!(of::<ResponsesRequest>(&["min_p", "stop", "top_k"], false).unwrap(), ["min_p", "stop", "top_k"]);
+        assert_eq!(of::<ChatCompletionRequest>(&["input", "suffix"], false).unwrap(), ["input", "suffix"]);
+        assert!(of::<ResponsesRequest>(&["top_q"], false).is_err());
         let foreign = ["min_tokens", "mirostat", "n_predict", "top_a"];
         assert_eq!(of::<GenerateRequest>(&foreign, false).unwrap(), foreign);
         assert_eq!(of::<GenerateRequest>(&["mirostat"], true), Err("mirostat: unknown field".into()));

@@ -10,7 +10,7 @@ use axum::response::Response;
 use starling::chat::Json;
 use starling::tokenizer::EncodeOptions;
 use starling_api::answer::Answer;
-use starling_api::messages::{ChatEnd, check_messages, continue_conversation};
+use starling_api::messages::{check_messages, continue_conversation};
 use starling_api::native::generate::{
     CloseRequest, CloseResponse, GenerateFields, GenerateRequest, GenerateResponse, GenerateWriter,
 };
@@ -19,17 +19,17 @@ use starling_api::stream::ServerSentEvent;
 
 use super::super::models::instance::ModelInstance;
 use super::super::offload::offload;
-use super::super::policy::{apply_to_messages, apply_to_text};
+use super::super::policy::{apply_to_messages, apply_to_seam, apply_to_text};
 use super::super::sessions::{Conversation, History, Turn};
 use super::super::state::{Caller, Server, random_id};
 use super::super::state_store::{SessionJournal, StateError};
 use super::answer::{collect, response_head};
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, HttpError, INVALID_REQUEST, json};
-use super::messages::{offload_tokenize, tokenize_chat};
+use super::messages::{ChatPrompt, offload_tokenize, tokenize_chat};
 use super::options::{flow, is_seeded, limits, salt, sampling, seed, session, sticky};
 use super::sse::stream_with_writes;
-use super::structure::{Compiled, compile_constraint};
+use super::structure::{Compilation, Compiled};
 use super::submit::{Submission, submit};
 use super::writes::{Writes, state_error};
 
@@ -71,14 +71,16 @@ pub async fn generate(
         }
         None => None,
     };
-    let (constraint, form) = Compiled::unzip(compile_constraint(&instance, constraint).await?);
+    let (constraint, form) = Compiled::unzip(
+        Compilation { server: &server, caller: &caller, instance: &instance }.constraint(constraint).await?,
+    );
     if let Some(text) = &mut generate.prompt {
         apply_to_text(&caller, &instance, text).await?;
     }
     if let Some(messages) = &mut generate.messages {
         apply_to_messages(&caller, &instance, messages).await?;
     }
-    let (tokens, history) = prompt(&instance, generate, turn.as_ref()).await?;
+    let (tokens, history) = prompt(&caller, &instance, generate, turn.as_ref()).await?;
     let (n_prompt, seed, flow) = (tokens.len(), seed(&options, &instance), flow(&options, &caller)?);
     let is_seeded = is_seeded(&options, &instance);
     let sampling = sampling(&options, &instance, logprobs, seed).await?;
@@ -112,6 +114,7 @@ type SessionTurn = (Turn, Vec<u32>, Option<Vec<Json>>);
 
 /// The tokens to continue, and the conversation so far if it is one of messages.
 async fn prompt(
+    caller: &Caller,
     instance: &Arc<ModelInstance>,
     generate: GenerateFields,
     turn: Option<&Turn>,
@@ -145,6 +148,7 @@ async fn prompt(
                 _ => Vec::new(),
             };
             let is_first = before.is_empty();
+            apply_to_seam(caller, instance, &before, &text).await?;
             let new = offload_tokenize(text.len(), move || Ok(encode(&text, is_first, parse_special))).await?;
             let tokens = [before, new].concat();
             let tokens = Arc::new(tokens);
@@ -153,10 +157,7 @@ async fn prompt(
         }
         (None, Some(messages), history) => {
             if turn.is_none() {
-                return Ok((
-                    tokenize_chat(instance, messages, None, Vec::new(), ChatEnd::GenerationPrompt).await?,
-                    None,
-                ));
+                return Ok((tokenize_chat(caller, instance, ChatPrompt::of_messages(messages)).await?, None));
             }
             let all = move || {
                 let before: &[Json] = if let History::Messages(before) = &history { before } else { &[] };
@@ -165,7 +166,7 @@ async fn prompt(
             let all = offload_tokenize(usize::MAX, all).await?;
             reserve(&before.tokens, History::Messages(Arc::clone(&all)))?;
             let all = Arc::unwrap_or_clone(all);
-            let tokens = tokenize_chat(instance, all.clone(), None, Vec::new(), ChatEnd::GenerationPrompt).await?;
+            let tokens = tokenize_chat(caller, instance, ChatPrompt::of_messages(all.clone())).await?;
             Ok((tokens, Some(all)))
         }
     }

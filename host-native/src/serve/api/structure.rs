@@ -1,6 +1,7 @@
-//! Compiles output constraints, on blocking threads.
+//! Compiles output constraints, on blocking threads, in the slots of `compile_slots`.
 
-use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use sha2::{Digest, Sha256};
@@ -9,9 +10,12 @@ use starling::structure::{Calls, Form, StructureError};
 use starling_api::structure::{ConstraintPlan, FormPlan, OutputConstraint, compile_error, param_of};
 use starling_api::tools::AllowedCalls;
 
+use super::super::compile_slots::StopOnDrop;
 use super::super::models::instance::ModelInstance;
+use super::super::state::{Caller, Server};
 use super::super::trace::Trace;
 use super::error::ApiError;
+use super::fields;
 
 /// A compiled constraint.
 pub struct Compiled {
@@ -27,59 +31,97 @@ impl Compiled {
     }
 }
 
-/// Compiles a form; `param` is the path of the request field that defines it.
-///
-/// # Errors
-/// The error in the schema or grammar.
-pub async fn compile_form(instance: &Arc<ModelInstance>, param: String, form: Form) -> Result<Compiled, ApiError> {
-    // every field is in the text, and equal forms have equal texts
-    let digest = Sha256::digest(format!("{form:?}")).into();
-    let work =
-        move |instance: &ModelInstance| instance.grammars.constraint(&instance.model, &form).map_err(|e| (param, e));
-    Ok(Compiled { constraint: compile(instance, work).await?, form: digest })
+/// What a compilation needs of its request.
+pub struct Compilation<'a> {
+    pub server: &'a Server,
+    pub caller: &'a Caller,
+    pub instance: &'a Arc<ModelInstance>,
 }
 
-/// Compiles the constraint of a chat completion.
-///
-/// # Errors
-/// The error, and the path of its field.
-pub async fn compile_plan(instance: &Arc<ModelInstance>, plan: ConstraintPlan) -> Result<Compiled, ApiError> {
-    let digest = Sha256::digest(format!("{plan:?}")).into();
-    let AllowedCalls { tools, callable, is_forced, parallel, style, answer } = match plan {
-        ConstraintPlan::Form(FormPlan { form, param }) => return compile_form(instance, param, form).await,
-        ConstraintPlan::Calls(calls) => calls,
-    };
-    let (param, form) = answer.unzip();
-    let work = move |instance: &ModelInstance| {
-        let calls = Calls::with_style(*style, &tools, callable, is_forced, parallel);
-        let result = instance.grammars.calls(&instance.model, &calls, form.as_ref());
-        result.map_err(|(part, e)| (param_of(part, param), e))
-    };
-    Ok(Compiled { constraint: compile(instance, work).await?, form: digest })
-}
+type Work = Result<Arc<dyn Constraint>, (String, StructureError)>;
 
-/// The compiled output constraint of a request, if it has one.
-///
-/// # Errors
-/// The error, and the path of its field.
-pub async fn compile_constraint(
-    instance: &Arc<ModelInstance>,
-    constraint: OutputConstraint,
-) -> Result<Option<Compiled>, ApiError> {
-    match constraint.form()? {
-        None => Ok(None),
-        Some((param, form)) => compile_form(instance, param, form).await.map(Some),
+impl Compilation<'_> {
+    /// Compiles a form; `param` is the path of the request field that defines it.
+    ///
+    /// # Errors
+    /// The error in the schema or grammar.
+    async fn form(&self, param: String, form: Form) -> Result<Compiled, ApiError> {
+        // every field is in the text, and equal forms have equal texts
+        let digest = Sha256::digest(format!("{form:?}")).into();
+        let unenforced = Arc::clone(&self.caller.unenforced);
+        let work = move |instance: &ModelInstance, stop: &AtomicBool| {
+            let constraint = instance.grammars.constraint(&instance.model, &form, stop).map_err(|e| (param, e))?;
+            note_unenforced(&unenforced, form.unenforced());
+            Ok(constraint)
+        };
+        Ok(Compiled { constraint: self.compile(work).await?, form: digest })
+    }
+
+    /// Compiles the constraint of a chat completion.
+    ///
+    /// # Errors
+    /// The error, and the path of its field.
+    pub async fn plan(&self, plan: ConstraintPlan) -> Result<Compiled, ApiError> {
+        let digest = Sha256::digest(format!("{plan:?}")).into();
+        let AllowedCalls { tools, callable, is_forced, parallel, style, answer } = match plan {
+            ConstraintPlan::Form(FormPlan { form, param }) => return self.form(param, form).await,
+            ConstraintPlan::Calls(calls) => calls,
+        };
+        let (param, form) = answer.unzip();
+        let unenforced = Arc::clone(&self.caller.unenforced);
+        let work = move |instance: &ModelInstance, stop: &AtomicBool| {
+            let checked = instance.grammars.check_tools(&style, &tools, callable.clone(), is_forced);
+            checked.map_err(|(part, e)| (param_of(part, None), e))?;
+            let calls = Calls::with_style(*style, &tools, callable, is_forced, parallel);
+            let result = instance.grammars.calls(&instance.model, &calls, form.as_ref(), stop);
+            let constraint = result.map_err(|(part, e)| (param_of(part, param), e))?;
+            let of_calls = calls.form().unenforced();
+            note_unenforced(&unenforced, form.iter().flat_map(Form::unenforced).chain(of_calls).collect());
+            Ok(constraint)
+        };
+        Ok(Compiled { constraint: self.compile(work).await?, form: digest })
+    }
+
+    /// The compiled output constraint of a request, if it has one.
+    ///
+    /// # Errors
+    /// The error, and the path of its field.
+    pub async fn constraint(&self, constraint: OutputConstraint) -> Result<Option<Compiled>, ApiError> {
+        match constraint.form()? {
+            None => Ok(None),
+            Some((param, form)) => self.form(param, form).await.map(Some),
+        }
+    }
+
+    async fn compile(
+        &self,
+        work: impl FnOnce(&ModelInstance, &AtomicBool) -> Work + Send + 'static,
+    ) -> Result<Arc<dyn Constraint>, ApiError> {
+        let (start, inner) = (Instant::now(), Arc::clone(self.instance));
+        let settings = self.instance.settings();
+        let limit = settings.queue_timeout.min(settings.request_timeout);
+        let deadline = (self.caller.arrival + limit).into();
+        let slot = self.server.compile_slots.acquire(&self.caller.tenant.name, deadline, limit).await?;
+        // dropped with the request's future when its client leaves
+        let stop = StopOnDrop::default();
+        let flag = stop.flag();
+        let work = move || {
+            let _slot = slot;
+            work(&inner, &flag)
+        };
+        let result = tokio::task::spawn_blocking(work).await;
+        Trace::current().stage("grammar", start, Instant::now(), &[]);
+        result
+            .map_err(|_| ApiError::internal("compiling the grammar failed"))?
+            .map_err(|(param, e)| compile_error(&param, &e))
     }
 }
 
-async fn compile(
-    instance: &Arc<ModelInstance>,
-    work: impl FnOnce(&ModelInstance) -> Result<Arc<dyn Constraint>, (String, StructureError)> + Send + 'static,
-) -> Result<Arc<dyn Constraint>, ApiError> {
-    let (start, inner) = (Instant::now(), Arc::clone(instance));
-    let result = tokio::task::spawn_blocking(move || work(&inner)).await;
-    Trace::current().stage("grammar", start, Instant::now(), &[]);
-    result
-        .map_err(|_| ApiError::internal("compiling the grammar failed"))?
-        .map_err(|(param, e)| compile_error(&param, &e))
+/// Names in a header of the response what is accepted and not enforced.
+fn note_unenforced(header: &OnceLock<String>, mut names: Vec<String>) {
+    names.sort_unstable();
+    names.dedup();
+    if !names.is_empty() {
+        let _ = header.set(fields::header(&names));
+    }
 }

@@ -13,13 +13,13 @@ use starling_api::openai::response::ResponseHead;
 use starling_api::structure::OutputConstraint;
 
 use super::super::models::instance::ModelInstance;
-use super::super::policy::{apply_to_input, apply_to_text};
+use super::super::policy::{apply_to_input, apply_to_joined, apply_to_text};
 use super::super::state::{Caller, Server};
 use super::answer::response_head;
 use super::error::ApiError;
 use super::messages::offload_tokenize;
 use super::options::{flow, is_seeded, limits, salt, sampling, seed, sticky};
-use super::structure::{Compiled, compile_constraint};
+use super::structure::{Compilation, Compiled};
 use super::submit::{Submission, Updates, check_count, submit};
 
 /// A prompt.
@@ -106,6 +106,7 @@ pub async fn start_text(
         TextPrompt::Infill(infill) => infill.bytes(),
     };
     let size = prompts.iter().map(size).sum::<usize>() + text_biases.iter().map(|(text, _)| text.len()).sum::<usize>();
+    let is_infill: Vec<bool> = prompts.iter().map(|prompt| matches!(prompt, TextPrompt::Infill(_))).collect();
     let encode = move || {
         let biases: Vec<_> = text_biases.iter().flat_map(|(text, bias)| biases_of(text, *bias, &model)).collect();
         let encode = |prompt| match prompt {
@@ -115,10 +116,13 @@ pub async fn start_text(
         Ok((prompts.into_iter().map(encode).collect::<Result<Vec<_>, _>>()?, biases))
     };
     let (prompts, biases) = offload_tokenize(size, encode).await?;
+    for tokens in prompts.iter().zip(is_infill).filter_map(|(tokens, is_infill)| is_infill.then_some(tokens)) {
+        apply_to_joined(caller, &instance, tokens).await?;
+    }
     if !biases.is_empty() {
         options.logit_bias.get_or_insert_default().extend(biases);
     }
-    let constraint = compile_constraint(&instance, constraint).await?;
+    let constraint = Compilation { server, caller, instance: &instance }.constraint(constraint).await?;
     let (seed, is_seeded) = (seed(&options, &instance), is_seeded(&options, &instance));
     let sampling = sampling(&options, &instance, logprobs, seed).await?;
     let cache_salt = salt(&options, &instance, caller)?;

@@ -4,18 +4,17 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use starling_api::messages::{chat_end, check_messages};
 use starling_api::native::tokenize::{
-    DetokenizeRequest, DetokenizeResponse, Rendered, TemplateRequest, TemplateResponse, TokenizeRequest,
-    TokenizeResponse,
+    DetokenizeRequest, DetokenizeResponse, Rendered, TemplateResponse, TokenizeRequest, TokenizeResponse,
 };
-use starling_api::tools::parse_tool_choice;
+use starling_api::openai::chat::ChatCompletionRequest;
 
 use super::super::offload::offload;
 use super::super::state::{Caller, Server};
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, HttpError};
-use super::messages::{offload_tokenize, render};
+use super::messages::{offload_tokenize, preview_chat};
+use super::options::sticky;
 use super::pieces::json_pieces;
 
 /// Tokenise a text.
@@ -98,18 +97,18 @@ pub async fn decode(
     Ok(json_pieces(&caller.memory, list.response(names)))
 }
 
-/// Render messages by the model's chat template.
+/// Render the prompt of a chat completion: a preview of the same request.
 ///
 /// # Errors
 /// A wrong request.
-#[utoipa::path(post, path = "/v1/apply-template", tag = "Starling", request_body = TemplateRequest, responses(
+#[utoipa::path(post, path = "/v1/apply-template", tag = "Starling", request_body = ChatCompletionRequest, responses(
     (status = 200, description = "Rendered prompt", body = TemplateResponse),
     (status = "4XX", description = "The request is wrong", body = ErrorBody),
 ))]
 pub async fn apply_template(
     State(server): State<Arc<Server>>,
     caller: Caller,
-    Body(body): Body<TemplateRequest>,
+    Body(body): Body<ChatCompletionRequest>,
 ) -> Result<Response, HttpError> {
     render_template(&server, &caller, body, true).await
 }
@@ -121,7 +120,7 @@ pub async fn apply_template(
 pub async fn apply_template_without_bos(
     State(server): State<Arc<Server>>,
     caller: Caller,
-    Body(body): Body<TemplateRequest>,
+    Body(body): Body<ChatCompletionRequest>,
 ) -> Result<Response, HttpError> {
     render_template(&server, &caller, body, false).await
 }
@@ -129,15 +128,13 @@ pub async fn apply_template_without_bos(
 async fn render_template(
     server: &Server,
     caller: &Caller,
-    body: TemplateRequest,
+    body: ChatCompletionRequest,
     with_bos: bool,
 ) -> Result<Response, HttpError> {
-    let instance = server.model(body.model.as_deref(), None, caller).await?;
-    let end = chat_end(body.continue_final_message, body.add_generation_prompt)?;
-    // a template is a program: never on a thread that serves connections
-    let rendered = offload_tokenize(usize::MAX, move || {
-        let tools = parse_tool_choice(instance.template.source(), body.tools, None, true)?.tools;
-        let rendered = render(&instance, check_messages(body.messages)?, tools, Vec::new(), end)?;
+    let ChatCompletionRequest { options, chat, .. } = body;
+    let instance = server.model(options.model.as_deref(), sticky(&options), caller).await?;
+    let rendered = preview_chat(caller, &instance, chat).await?;
+    let rendered = offload_tokenize(rendered.text.len(), move || {
         let tokenizer = &instance.model.tokenizer;
         let (tokens, mut prompt) = (rendered.encode(tokenizer), rendered.text);
         let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos() && !with_bos);

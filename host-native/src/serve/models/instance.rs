@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use sha2::{Digest, Sha256};
-use starling::chat::ChatTemplate;
 use starling::embed::{EmbedderOptions, Pooling};
 use starling::engine::EngineOptions;
 use starling::kernels::Cpu;
@@ -34,6 +33,7 @@ use super::loading;
 use super::pool::PoolError;
 use super::status::{WorkerHandle, WorkerState};
 use super::worker::{Worker, requeue};
+use crate::chat::ServedTemplate;
 use crate::error::Failure;
 use crate::models::ModelLock;
 use crate::pool::{CpuSet, ThreadPool};
@@ -52,7 +52,7 @@ pub struct ModelInstance {
     pub model_sha256: [u8; 32],
     /// OpenAI's `system_fingerprint`.
     pub fingerprint: String,
-    pub template: ChatTemplate,
+    pub template: ServedTemplate,
     pub grammars: Grammars,
     /// `None` for encoders, which only embed.
     pub engine: Option<EngineOptions>,

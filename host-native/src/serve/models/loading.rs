@@ -30,12 +30,13 @@ use super::dispatch::Dispatcher;
 use super::engines::{BatchLimits, Shared};
 use super::instance::{FileStamp, ModelInstance, ThreadPlan, Workers, limits};
 use super::kv_memory::KvNeeds;
+use crate::chat::ServedTemplate;
 use crate::cli::ModelArgs;
 use crate::error::Failure;
+use crate::load;
 use crate::pool::{CpuSet, MAX_THREADS, ThreadPool, default_threads, numa_nodes};
 use crate::run::DEFAULT_CTX;
 use crate::structure::Grammars;
-use crate::{chat, load};
 
 /// Maximum texts of an embedding batch.
 const MAX_BATCH_TEXTS: usize = 256;
@@ -190,7 +191,10 @@ pub fn load(
     let draft_bytes = draft.as_ref().map_or(0, |draft| draft.weight_bytes());
     lease.resize((model.weight_bytes() + draft_bytes) as u64);
     let weights = Arc::new(lease);
-    let template = chat::template(&model, settings.chat_template.as_deref())?;
+    let template = ServedTemplate::new(&model, settings.chat_template.as_deref())?;
+    if let Some(e) = template.error() {
+        tracing::warn!(model = &*identity.name, "no chats, set chat-template: the model's {e}");
+    }
     let pooling = Pooling::of(&model.config).map_err(|source| Failure::Model { path: load::path(args), source })?;
     let pooling = if pooling == Pooling::None { Pooling::Mean } else { pooling };
     let n_ctx = settings.ctx_size.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);

@@ -78,18 +78,8 @@ impl TextPolicy {
     /// Checks the texts of a prompt, and returns them as they are to be used.
     async fn check(self: &Arc<Self>, subject: &Subject, texts: Vec<String>) -> Result<Vec<String>, ApiError> {
         let (policy, size) = (Arc::clone(self), texts.iter().map(String::len).sum());
-        let filter = move || {
-            let filter = policy.filter(Stage::Prompt);
-            let check = |text: String| match filter.check(&text) {
-                Verdict::Unchanged => Ok(text),
-                Verdict::Redacted { text, .. } => {
-                    policy.count("prompt_redacted");
-                    Ok(text)
-                }
-                Verdict::Blocked { rule } => Err(policy.refused(&format!("rule `{rule}`"))),
-            };
-            texts.into_iter().map(check).collect::<Result<Vec<_>, _>>()
-        };
+        let filter =
+            move || texts.into_iter().map(|text| policy.filter_text(text)).collect::<Result<Vec<_>, ApiError>>();
         let mut texts = offload(size, filter).await??;
         if self.has_hook(Stage::Prompt) {
             for text in &mut texts {
@@ -108,8 +98,23 @@ impl TextPolicy {
         Ok(texts)
     }
 
+    /// Applies the rules to a text of a prompt, and returns it as it is to be used.
+    ///
+    /// # Errors
+    /// If it is blocked.
+    pub(super) fn filter_text(&self, text: String) -> Result<String, ApiError> {
+        match self.filter(Stage::Prompt).check(&text) {
+            Verdict::Unchanged => Ok(text),
+            Verdict::Redacted { text, .. } => {
+                self.count("prompt_redacted");
+                Ok(text)
+            }
+            Verdict::Blocked { rule } => Err(self.refused(&format!("rule `{rule}`"))),
+        }
+    }
+
     /// 400: a prompt is blocked.
-    fn refused(&self, by: &str) -> ApiError {
+    pub(super) fn refused(&self, by: &str) -> ApiError {
         self.count("prompt_blocked");
         ApiError::invalid(format!("the prompt is not allowed on this server: {by}")).code("content_filter")
     }

@@ -8,6 +8,7 @@ mod automaton;
 mod hook;
 mod host;
 mod personal;
+mod rendered;
 mod rules;
 mod stream;
 mod tracker;
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 pub use answers::AnswerFilters;
 pub use hook::{Call, CallError, Decision, HookRequest, Response};
 pub use host::{Subject, TextPolicy, apply_to_input, apply_to_messages, apply_to_text};
+pub use rendered::{apply_to_joined, apply_to_rendered, apply_to_seam};
 pub use rules::{Policy, PolicyFile};
 pub use stream::{Filter, Piece, StreamFilter, Verdict};
 

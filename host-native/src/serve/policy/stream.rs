@@ -46,6 +46,15 @@ pub enum Piece {
     Blocked { rule: Arc<str>, at: usize },
 }
 
+/// A match of a rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuleMatch {
+    pub rule: Arc<str>,
+    /// What the rule would write in its place.
+    pub replacement: Arc<str>,
+    pub range: Range<usize>,
+}
+
 /// Result for a whole text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
@@ -77,6 +86,21 @@ impl Filter {
     pub fn max_match(&self) -> usize {
         let automata = self.detectors.iter().flat_map(|detector| [Some(&detector.deny), detector.allow.as_ref()]);
         automata.flatten().map(|automaton| automaton.max_match().min(self.max_match)).max().unwrap_or(0)
+    }
+
+    /// All matches of rules in a text, without personal data.
+    #[must_use]
+    pub fn rule_matches(&self, text: &str) -> Vec<RuleMatch> {
+        let rules = self.detectors.iter().filter(|detector| detector.personal.is_none()).cloned();
+        let mut stream = StreamFilter::new(Filter { detectors: rules.collect(), ..self.clone() });
+        stream.ends_at_block = false;
+        let mut pieces = stream.push(text);
+        pieces.extend(stream.finish());
+        let matched = pieces.into_iter().filter_map(|piece| match piece {
+            Piece::Redacted { rule, replacement, range } => Some(RuleMatch { rule, replacement, range }),
+            _ => None,
+        });
+        matched.collect()
     }
 
     /// Filters a whole text.
@@ -119,6 +143,8 @@ pub struct StreamFilter {
     /// End of the last one.
     personal_end: usize,
     is_blocked: bool,
+    /// Whether a match that blocks ends the output; otherwise it is reported like one that is replaced.
+    ends_at_block: bool,
 }
 
 #[derive(Debug)]
@@ -162,6 +188,7 @@ impl StreamFilter {
             n_personal: 0,
             personal_end: 0,
             is_blocked: false,
+            ends_at_block: true,
         }
     }
 
@@ -226,13 +253,13 @@ impl StreamFilter {
             let Some(Match { detector, end }) = self.select(at) else { continue };
             let rule = Arc::clone(&detector.name);
             match detector.action {
-                Action::Block => {
+                Action::Block if self.ends_at_block => {
                     output.push(Piece::Blocked { rule, at });
                     self.is_blocked = true;
                     self.held = String::new();
                     return;
                 }
-                Action::Redact => {
+                Action::Block | Action::Redact => {
                     let replacement = Arc::clone(&detector.replacement);
                     output.push(Piece::Redacted { rule, replacement, range: at..end });
                     self.held.drain(..end - at);
