@@ -19,25 +19,53 @@ const body = (await readFile(`${folder}/${name}.js`, "utf8"))
     for (const item of list.split(", ")) if (!item.includes(" as default")) names.push(item);
     return "";
   });
-// after a trap, the finalisers of an instance's objects must not run: its stack and its heap are in an unknown state
+// after a trap nothing of an instance may run: its stack and its heap are in an unknown state. Not the finalisers of its objects
 let finalisers = 0;
-const guarded = body.replace(/new FinalizationRegistry\(ptr => (wasm\.\w+\(ptr, 1\))\)/g, (_, free) => {
-  finalisers++;
-  return `new FinalizationRegistry(ptr => { if (!isAbandoned) ${free}; })`;
-});
+const finalised = body.replace(
+  /new FinalizationRegistry\((ptr|state) => (wasm\.\w+\((?:ptr, 1|state\.a, state\.b)\))\)/g,
+  (_, argument, free) => {
+    finalisers++;
+    return `new FinalizationRegistry(${argument} => { if (!isAbandoned) ${free}; })`;
+  },
+);
 if (finalisers !== body.split("new FinalizationRegistry").length - 1)
   throw new Error(`${folder}/${name}.js: finalisers of an unknown form`);
+// and not its futures, which the event loop calls: a trap of theirs has no caller that sees it
+let closures = 0;
+const guarded = finalised
+  .replace(/return (f\((?:a|state\.a), state\.b, \.\.\.args\));/g, (_, call) => {
+    closures++;
+    return `return fromEventLoop(() => ${call});`;
+  })
+  .replaceAll("if (--state.cnt === 0) {", "if (--state.cnt === 0 && !isAbandoned) {");
+if (closures !== body.split(/function make(?:Mut)?Closure\(/).length - 1)
+  throw new Error(`${folder}/${name}.js: closures of an unknown form`);
 if (!names.includes("initSync")) throw new Error(`${folder}/${name}.js: no export initSync`);
 // what the patterns above do not know would be a syntax error in a function, or shared by all instances
 const unknown = /^(export|import)\b.*$/m.exec(body);
 if (unknown) throw new Error(`${folder}/${name}.js: cannot be put into a function: ${unknown[0]}`);
 
-const abandon = "let isAbandoned = false;\nfunction abandon() { isAbandoned = true; }";
-const exported = [...names, "abandon"].join(", ");
-await writeFile(`${out}.js`, `export function instantiate() {\n${abandon}\n${guarded}\nreturn { ${exported} };\n}\n`);
+const trap = `let isAbandoned = false;
+let reportTrap = () => {};
+function abandon() { isAbandoned = true; }
+function onTrap(report) { reportTrap = report; }
+function fromEventLoop(call) {
+  if (isAbandoned) return undefined;
+  try {
+    return call();
+  } catch (e) {
+    abandon();
+    reportTrap(e);
+  }
+}`;
+const exported = [...names, "abandon", "onTrap"].join(", ");
+await writeFile(`${out}.js`, `export function instantiate() {\n${trap}\n${guarded}\nreturn { ${exported} };\n}\n`);
 const types = await readFile(`${folder}/${name}.d.ts`, "utf8");
-const comment = "/** Stops the finalisers of an instance that has trapped. */";
-await writeFile(`${out}-bindings.d.ts`, `${types}\n${comment}\nexport function abandon(): void;\n`);
+const added = `/** Stops the finalisers and the futures of an instance that has trapped. */
+export function abandon(): void;
+/** Says who is told of a trap in a future; it is called once. */
+export function onTrap(report: (trap: Error) => void): void;`;
+await writeFile(`${out}-bindings.d.ts`, `${types}\n${added}\n`);
 await writeFile(
   `${out}.d.ts`,
   `import type * as bindings from "./${basename(out)}-bindings.js";

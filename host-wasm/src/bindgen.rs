@@ -1,21 +1,18 @@
-//! The JavaScript face: the classes `Loader` and `Model`. They throw `Error`s with a `code`; structured values are JSON.
+//! The JavaScript face: the class `Model`, functions and errors; `loader.rs` has the class `Loader`. They throw `Error`s with a `code`; structured values are JSON.
 
 use std::error::Error as _;
 use std::sync::Arc;
 
-use starling::kernels::Cpu;
-use starling::kernels::isa_benchmark::run;
-use starling::kv::PageKey;
-use starling::model::StreamLoader;
 use starling::sampler::Constraint;
 use wasm_bindgen::prelude::*;
 
 use crate::constraint::{ConstraintObject, JsConstraint};
 use crate::reply::json;
+use crate::runtime::now_ms;
 use crate::session::Session;
 #[cfg(feature = "threads")]
 use crate::threads;
-use crate::{crash, session};
+use crate::{crash, race, session};
 
 #[wasm_bindgen]
 extern "C" {
@@ -29,7 +26,7 @@ extern "C" {
     fn set_file(this: &Error, file: usize);
 }
 
-fn js(e: impl Into<session::Error>) -> Error {
+pub(crate) fn js(e: impl Into<session::Error>) -> Error {
     let e = e.into();
     let (file, message) = e.in_file().map_or_else(|| (None, e.to_string()), |(file, message)| (Some(file), message));
     let error = js_sys::Error::new(&message);
@@ -57,11 +54,16 @@ pub fn panic_on_request() {
     crash::panic_on_request();
 }
 
-/// Computes with an instruction set for a while (see `kernels::isa_benchmark`), for callers with a clock; says whether this module
-/// has it, and others to choose from.
-#[wasm_bindgen(js_name = race)]
-pub fn race_isa(isa: &str, rounds: u32) -> bool {
-    cfg!(target_feature = "relaxed-simd") && Cpu::named(isa).map(|cpu| run(cpu, rounds)).is_ok()
+/// Prepares [`faster_isa`] while the weights arrive; returns whether this module has two instruction sets to choose from.
+#[wasm_bindgen(js_name = warmUpIsas)]
+pub fn warm_up_isas() -> bool {
+    race::warm_up()
+}
+
+/// The instruction set of the two that is faster on this CPU, by measuring.
+#[wasm_bindgen(js_name = fasterIsa)]
+pub fn faster_isa() -> String {
+    race::faster().into()
 }
 
 /// Its export marks modules with 64-bit addresses, whose bindings are others.
@@ -91,62 +93,13 @@ pub fn panic_on_a_thread() {
     threads::panic_on_a_thread();
 }
 
-/// Takes the files of a model in chunks.
-#[wasm_bindgen]
-pub struct Loader(StreamLoader);
-
-#[wasm_bindgen]
-impl Loader {
-    /// A loader of files with these lengths in bytes; `digest` computes their SHA-256, which receipts need.
-    #[wasm_bindgen(constructor)]
-    pub fn new(lens: &[f64], digest: bool) -> Loader {
-        crash::install_hook();
-        let lens: Vec<u64> = lens.iter().map(|&len| len as u64).collect();
-        Loader(StreamLoader::new(&lens, digest))
-    }
-
-    /// Loads the layer for multi-token prediction too, which drafts. To be called before the first `feed`; a file without one is
-    /// an error.
-    #[wasm_bindgen(js_name = loadMtpHead)]
-    pub fn load_mtp_head(&mut self) {
-        self.0.load_mtp_head();
-    }
-
-    /// Takes the next bytes of a file; returns whether its directory is complete. The caller should feed the weights only once
-    /// all directories are complete, file after file.
-    ///
-    /// # Errors
-    /// If the file is malformed or unsupported.
-    pub fn feed(&mut self, file: usize, bytes: &[u8]) -> Result<bool, Error> {
-        self.0.feed(file, bytes).map_err(js)
-    }
-
-    /// SHA-256 of the bytes of a file so far, in hexadecimal, if requested.
-    pub fn sha256(&self, file: usize) -> Option<String> {
-        self.0.sha256(file).map(|d| starling::receipt::Hex(d).to_string())
-    }
-
-    /// Opens a session once all bytes were fed. `options` is JSON, empty for defaults; `draft` has a model of the same
-    /// vocabulary that drafts.
-    ///
-    /// # Errors
-    /// If a file or an option is wrong.
-    pub fn open(self, options: &str, draft: Option<Loader>) -> Result<Model, Error> {
-        Session::with_draft(self.0, draft.map(|loader| loader.0), options).map(Model).map_err(js)
-    }
-}
-
-fn key_bytes(keys: &[PageKey]) -> Vec<u8> {
-    keys.iter().flat_map(|key| key.0).collect()
-}
-
 fn shared(object: ConstraintObject) -> Arc<dyn Constraint> {
     Arc::new(JsConstraint::new(object))
 }
 
 /// A loaded model and its requests.
 #[wasm_bindgen]
-pub struct Model(Session);
+pub struct Model(pub(crate) Session);
 
 #[wasm_bindgen]
 impl Model {
@@ -204,60 +157,37 @@ impl Model {
         self.0.model.tokenizer.grammar_vocabulary(self.0.model.config.n_vocab)
     }
 
-    /// Runs one batch; returns `{"tokens", "events"}` as JSON. `time` is the duration of the last batch in any unit, from which
-    /// the engine learns how many draft tokens pay; NaN if it is not known.
-    pub fn step(&mut self, time: f32) -> String {
-        self.0.engine.record_step_time(time);
-        json(&self.0.step())
+    /// Runs one batch; returns `{"tokens", "events"}` as JSON. Its duration, by the clock of the runtime, tells the engine how
+    /// many draft tokens pay, and with the option `max_step_ms` how large the next batch may be.
+    pub fn step(&mut self) -> String {
+        let begin = now_ms();
+        let step = self.0.step();
+        self.0.record_step(step.tokens, now_ms() - begin);
+        json(&step)
     }
 
-    /// Sets the maximal tokens of a batch, up to those at [`Loader::open`]. Changes no result.
-    #[wasm_bindgen(js_name = setBatchTokens)]
-    pub fn set_batch_tokens(&mut self, n: usize) {
-        self.0.engine.set_batch_limits(n, (n / 2).max(1));
-    }
-
-    /// Notes new KV pages from now on, for [`Model::take_new_page`]; returns `{"namespace", "page_bytes", "snapshot_records"}` as
-    /// JSON: a digest that the pages of this model and KV type have in common, the size of a page, and for a model with
-    /// recurrent layers the number of records, as large as a page, of a snapshot of their state.
+    /// Keeps KV pages in the origin private file system: [`Model::submit`] and [`Model::submit_choice`] import those of their
+    /// prompts, [`Model::save_pages`] stores new ones. At most `max_bytes` bytes with those of other models, the least recently
+    /// used of which are removed. To be called before the first request; returns whether there is such storage.
     ///
     /// # Errors
     /// If the loader computed no digest.
-    #[wasm_bindgen(js_name = trackPages)]
-    pub fn track_pages(&mut self) -> Result<String, Error> {
-        self.0.track_pages().map(|format| json(&format)).map_err(js)
+    #[wasm_bindgen(js_name = openPages)]
+    pub async fn open_pages(&mut self, max_bytes: f64) -> Result<bool, Error> {
+        self.0.open_pages(max_bytes).await.map_err(js)
     }
 
-    /// The oldest new KV page or record of a snapshot, each once: its key of 32 bytes, and the bytes for [`Model::restore`].
-    #[wasm_bindgen(js_name = takeNewPage)]
-    pub fn take_new_page(&mut self) -> Option<Vec<u8>> {
-        self.0.take_new_page()
+    /// Stores new KV pages for a small share of the last step's time, or for 20 ms while no request runs; returns whether there
+    /// may be more.
+    #[wasm_bindgen(js_name = savePages)]
+    pub fn save_pages(&mut self) -> bool {
+        self.0.save_pages()
     }
 
-    /// Keys of the KV pages of a request's prompt that are not in the prefix cache, 32 bytes each.
-    ///
-    /// # Errors
-    /// If the prompt is invalid.
-    #[wasm_bindgen(js_name = missingPages)]
-    pub fn missing_pages(&self, request: &str) -> Result<Vec<u8>, Error> {
-        let request = serde_json::from_str(request).map_err(js)?;
-        self.0.missing_pages_of(request).map(|keys| key_bytes(&keys)).map_err(js)
-    }
-
-    /// As [`Model::missing_pages`], of an open completion; none if it is closed.
-    #[cfg(feature = "openai")]
-    #[wasm_bindgen(js_name = missingPagesOfCompletion)]
-    pub fn missing_pages_of_completion(&self, completion: u32) -> Vec<u8> {
-        let prompt = self.0.completions.prompt(completion).unwrap_or_default();
-        key_bytes(&self.0.missing_pages(prompt))
-    }
-
-    /// Keys of the records of the snapshot after the page of a key of 32 bytes, 32 bytes each: with recurrent layers a prompt
-    /// continues only from a snapshot. None if the key has another length.
-    #[wasm_bindgen(js_name = snapshotKeys)]
-    pub fn snapshot_keys(&self, page: &[u8]) -> Vec<u8> {
-        let key = page.try_into().map(|key| self.0.snapshot_keys(PageKey(key)));
-        key.map(|keys| key_bytes(&keys)).unwrap_or_default()
+    /// Removes all stored KV pages of this model.
+    #[wasm_bindgen(js_name = clearPages)]
+    pub fn clear_pages(&mut self) {
+        self.0.clear_pages();
     }
 
     /// Cancels a request; returns whether it was running.
@@ -299,7 +229,7 @@ impl Model {
         self.0.piece(id).into()
     }
 
-    /// Bytes of the weights and the KV cache, as JSON.
+    /// Bytes of the weights and the KV cache, in memory and on disk, as JSON.
     pub fn memory(&self) -> String {
         json(&self.0.memory())
     }

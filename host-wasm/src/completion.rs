@@ -271,7 +271,8 @@ impl Completions {
     }
 
     /// The prompt of an open completion.
-    pub(crate) fn prompt(&self, completion: u32) -> Option<&[u32]> {
+    #[cfg(feature = "bindgen")]
+    fn prompt(&self, completion: u32) -> Option<&[u32]> {
         Some(&self.open.get(&completion)?.request.tokens)
     }
 
@@ -460,6 +461,10 @@ impl Session {
         index: usize,
         constraint: Option<Arc<dyn Constraint>>,
     ) -> Result<u64, Error> {
+        #[cfg(feature = "bindgen")]
+        if let Some(tokens) = self.completions.prompt(completion).map(<[u32]>::to_vec) {
+            self.restore_pages(&tokens);
+        }
         let closed = || Error::Option(format!("completion {completion} is not open"));
         let Completion { request, budget, plan, output, chunks, .. } =
             self.completions.open.get_mut(&completion).ok_or_else(closed)?;

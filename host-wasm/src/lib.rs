@@ -12,10 +12,24 @@ mod constraint;
 #[cfg(any(feature = "bindgen", feature = "plain"))]
 mod crash;
 #[cfg(feature = "bindgen")]
+mod loader;
+#[cfg(feature = "bindgen")]
+mod opfs;
+#[cfg(feature = "bindgen")]
+mod pacer;
+#[cfg(feature = "bindgen")]
+mod page_store;
+#[cfg(feature = "bindgen")]
 mod pages;
 #[cfg(feature = "plain")]
 mod plain;
+#[cfg(feature = "bindgen")]
+mod race;
 #[cfg(any(feature = "bindgen", feature = "plain"))]
 mod reply;
+#[cfg(feature = "bindgen")]
+mod runtime;
 pub mod session;
+#[cfg(feature = "bindgen")]
+mod stream;
 mod threads;

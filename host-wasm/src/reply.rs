@@ -41,12 +41,18 @@ impl Session {
     /// Bytes of the weights and the KV cache.
     pub(crate) fn memory(&self) -> Memory {
         let kv = self.engine.kv_stats();
+        #[cfg(feature = "bindgen")]
+        let (kv_stored, kv_refused) = self.pages.stored();
         Memory {
             weights: self.model.weight_bytes(),
             kv_reserved: kv.reserved_bytes,
             kv_committed: kv.committed_bytes,
             kv_in_use: kv.in_use_bytes,
             kv_cached: kv.cached_bytes,
+            #[cfg(feature = "bindgen")]
+            kv_stored,
+            #[cfg(feature = "bindgen")]
+            kv_refused,
         }
     }
 
@@ -101,6 +107,12 @@ pub(crate) struct Memory {
     pub(crate) kv_committed: usize,
     pub(crate) kv_in_use: usize,
     pub(crate) kv_cached: usize,
+    /// Bytes on disk.
+    #[cfg(feature = "bindgen")]
+    pub(crate) kv_stored: u64,
+    /// Pages on disk that were damaged or of another model.
+    #[cfg(feature = "bindgen")]
+    pub(crate) kv_refused: usize,
 }
 
 /// The tokens of a text, with start and end of each in bytes.

@@ -26,7 +26,9 @@ use starling::tokenizer::{DecodeOptions, EncodeOptions};
 #[cfg(feature = "openai")]
 use crate::completion;
 #[cfg(feature = "bindgen")]
-use crate::pages::NewSnapshot;
+use crate::pacer::Pacer;
+#[cfg(feature = "bindgen")]
+use crate::pages::Pages;
 use crate::threads;
 
 /// Why a call failed.
@@ -147,6 +149,9 @@ pub(crate) struct Options {
     pub(crate) threads: usize,
     /// Maximal draft tokens of a step; 0 turns speculation off.
     pub(crate) draft_max: usize,
+    /// Milliseconds of a step, as far as a smaller batch can shorten it.
+    #[cfg(feature = "bindgen")]
+    pub(crate) max_step_ms: Option<f64>,
 }
 
 impl Default for Options {
@@ -160,6 +165,8 @@ impl Default for Options {
             isa: None,
             threads: 1,
             draft_max: 0,
+            #[cfg(feature = "bindgen")]
+            max_step_ms: None,
         }
     }
 }
@@ -279,9 +286,10 @@ pub struct Session {
     template: RefCell<Option<ChatTemplate>>,
     #[cfg(feature = "openai")]
     pub(crate) completions: completion::Completions,
-    /// The snapshot whose records are handed out.
     #[cfg(feature = "bindgen")]
-    pub(crate) new_snapshot: Option<NewSnapshot>,
+    pub(crate) pacer: Option<Pacer>,
+    #[cfg(feature = "bindgen")]
+    pub(crate) pages: Pages,
 }
 
 impl Session {
@@ -335,7 +343,8 @@ impl Session {
                 error => Error::Draft(error),
             })?;
         }
-        Ok(Session {
+        #[cfg_attr(not(feature = "bindgen"), expect(unused_mut))]
+        let mut session = Session {
             model,
             engine,
             embedder: None,
@@ -346,8 +355,13 @@ impl Session {
             #[cfg(feature = "openai")]
             completions: completion::Completions::default(),
             #[cfg(feature = "bindgen")]
-            new_snapshot: None,
-        })
+            pacer: options.max_step_ms.map(|ms| Pacer::new(ms, options.batch_tokens)),
+            #[cfg(feature = "bindgen")]
+            pages: Pages::default(),
+        };
+        #[cfg(feature = "bindgen")]
+        session.limit_batch();
+        Ok(session)
     }
 
     /// Submits a request, a JSON object; returns its id.
@@ -362,6 +376,8 @@ impl Session {
     pub(crate) fn start(&mut self, r: RequestJson, constraint: Option<Arc<dyn Constraint>>) -> Result<u64, Error> {
         let mut r = r;
         let tokens = self.prompt(&mut r)?;
+        #[cfg(feature = "bindgen")]
+        self.restore_pages(&tokens);
         let mut sampling = r.sampling;
         if let Some(dry) = &mut sampling.dry {
             let tokenizer = &self.model.tokenizer;

@@ -561,6 +561,77 @@ test("a stream of no known length is told of, and ends where it becomes too larg
   assert.ok(cancelled);
 });
 
+test("streams of every form are read by the module, to the end or to the abort", async () => {
+  const bytes = new Uint8Array(await readFile(TINY));
+  const write = { maxTokens: 8, temperature: 0 };
+  const want = (await model.generate("Once", write).result).text;
+  /** A stream of what `chunk` makes of pieces of `size` bytes. */
+  const stream = (size, chunk, more = {}) => {
+    let from = 0;
+    return new ReadableStream({
+      pull(controller) {
+        if (from >= bytes.length) return controller.close();
+        controller.enqueue(chunk(bytes.slice(from, from + size)));
+        from += size;
+      },
+      ...more,
+    });
+  };
+  const forms = {
+    "bytes": stream(300_001, (piece) => piece, { type: "bytes" }),
+    "a chunk that is larger than the module's buffer": stream(3 << 20, (piece) => piece),
+    "other views": stream(1 << 16, ({ buffer }) => new DataView(buffer)),
+    "empty chunks too": stream(1 << 20, (piece) => piece).pipeThrough(
+      new TransformStream({
+        transform(piece, controller) {
+          controller.enqueue(piece);
+          controller.enqueue(new Uint8Array());
+        },
+      }),
+    ),
+  };
+  for (const [form, source] of Object.entries(forms)) {
+    const other = await load(source, { size: bytes.length });
+    assert.equal((await other.generate("Once", write).result).text, want, form);
+    other.dispose();
+  }
+  await assert.rejects(
+    load(stream(1 << 20, () => "text"), { size: bytes.length }),
+    (e) => code("network")(e) && /a chunk of the stream is of type string, expected a Uint8Array/.test(e.message),
+  );
+  // a source that says no more, after half of the file
+  for (const type of [undefined, "bytes"]) {
+    const abort = new AbortController();
+    let cancelled = false;
+    let pulls = 0;
+    const half = new ReadableStream({
+      type,
+      pull(controller) {
+        if (pulls++ === 0) return controller.enqueue(bytes.slice(0, bytes.length / 2));
+        setTimeout(() => abort.abort(new Error("enough")), 20);
+        return new Promise(() => {});
+      },
+      cancel: () => void (cancelled = true),
+    });
+    await assert.rejects(load(half, { size: bytes.length, signal: abort.signal }), /^Error: enough$/);
+    assert.ok(cancelled, String(type));
+  }
+});
+
+test("a trap in a future of the module is a crash of its model", async () => {
+  // what copies a chunk into the module, between two calls of the package
+  Uint8Array.prototype.set = () => {
+    throw new WebAssembly.RuntimeError("unreachable");
+  };
+  try {
+    await assert.rejects(load(TINY), (e) => code("crashed")(e) && /unreachable/.test(e.message));
+  } finally {
+    delete Uint8Array.prototype.set;
+  }
+  const other = await load(TINY);
+  other.dispose();
+});
+
 test("a disposed model says so", async () => {
   const other = await load(TINY);
   const running = other.generate("Once", { maxTokens: 400, ignoreEos: true }).result;

@@ -34,7 +34,6 @@ const worker :Workerd.Worker = (
     (name = "dist/openai.js", esModule = embed "../dist/openai.js"),
     (name = "dist/options.js", esModule = embed "../dist/options.js"),
     (name = "dist/protocol.js", esModule = embed "../dist/protocol.js"),
-    (name = "dist/race.js", esModule = embed "../dist/race.js"),
     (name = "dist/request.js", esModule = embed "../dist/request.js"),
     (name = "dist/resource.js", esModule = embed "../dist/resource.js"),
     (name = "dist/responses.js", esModule = embed "../dist/responses.js"),

@@ -3,7 +3,6 @@
 
 import { type ErrorCode, StarlingError, toWire } from "./errors.js";
 import { GrammarReader } from "./grammar.js";
-import { KvStore, type PageFormat, type Taken } from "./kv-store.js";
 import { isFatal } from "./instance.js";
 import { type Loaded, loadModel, type LoadRequest } from "./load.js";
 import type { Choice, CoreEvent, OpenedCompletion, OutputConstraint } from "./protocol.js";
@@ -26,8 +25,6 @@ interface Job {
   /** Draft tokens, and those of them that are in the answer. */
   drafted: number;
   accepted: number;
-  /** Whether its KV pages were looked up in the store. */
-  isLookedUp: boolean;
 }
 
 /** An event of the module's `step`. */
@@ -55,38 +52,6 @@ type EngineEvent =
       error?: { code: ErrorCode; message: string };
     };
 
-/** Prompt tokens of a batch by default, as in the module. */
-const DEFAULT_BATCH_TOKENS = 64;
-/** Prompt tokens of the first batch of a model whose speed is not known. */
-const FIRST_BATCH_TOKENS = 4;
-
-/** Keeps steps short on a thread that has other work: chooses the tokens of a batch by the time of the last. */
-class Pacer {
-  #maxMs: number;
-  #max: number;
-  #batch: number;
-  #set: (tokens: number) => void;
-
-  constructor(maxMs: number, maxTokens: number, set: (tokens: number) => void) {
-    this.#maxMs = maxMs;
-    this.#max = maxTokens;
-    this.#set = set;
-    this.#batch = Math.min(FIRST_BATCH_TOKENS, maxTokens);
-    set(this.#batch);
-  }
-
-  after(tokens: number, ms: number): void {
-    const before = this.#batch;
-    if (ms > this.#maxMs && tokens > 1) this.#batch = Math.max(1, Math.floor(Math.min(before, tokens) / 2));
-    else if (ms < this.#maxMs / 3 && tokens >= before) this.#batch = Math.min(before * 2, this.#max);
-    if (this.#batch !== before) this.#set(this.#batch);
-  }
-}
-
-/** Share of a step's time, and milliseconds at most, in which pages are written between steps. */
-const SAVE_SHARE = 16;
-const SAVE_MS = 20;
-
 export class Core {
   readonly info: ModelInfo;
   /** Undefined once disposed, so that the instance's memory can be collected. */
@@ -102,16 +67,13 @@ export class Core {
   #isFull = false;
   #grammars = new GrammarReader(() => this.#call((m) => m.words()));
   #failure: StarlingError | undefined;
-  /** KV pages on disk. */
-  #store: KvStore | undefined;
-  /** Milliseconds of the last step. */
-  #stepMs = NaN;
+  /** Whether KV pages are kept on disk. */
+  #keepsPages: boolean;
   #savesRest = false;
-  #pacer: Pacer | undefined;
 
-  private constructor(loaded: Loaded, store: KvStore | undefined, emit: (events: CoreEvent[]) => void) {
+  private constructor(loaded: Loaded, keepsPages: boolean, emit: (events: CoreEvent[]) => void) {
     this.#loaded = loaded;
-    this.#store = store;
+    this.#keepsPages = keepsPages;
     this.#emit = emit;
     loaded.helpers.onLost = (error) => this.#fail(error);
     const info = JSON.parse(loaded.model.info());
@@ -141,12 +103,10 @@ export class Core {
     emit: (events: CoreEvent[]) => void,
   ): Promise<Core> {
     const loaded = await loadModel(options, onProgress, signal);
-    const core = new Core(loaded, await openStore(loaded, options), emit);
-    if (options.maxStepMs !== undefined) {
-      const batchTokens = options.session.batch_tokens ?? DEFAULT_BATCH_TOKENS;
-      core.#pacer = new Pacer(options.maxStepMs, batchTokens, (n) => core.#call((m) => m.setBatchTokens(n)));
-    }
-    return core;
+    const { instance, model } = loaded;
+    const maxBytes = options.kvCache?.maxBytes;
+    const keepsPages = maxBytes !== undefined && (await instance.run(() => model.openPages(maxBytes)));
+    return new Core(loaded, keepsPages, emit);
   }
 
   /** Queues a request in JSON, or a choice of a completion; its events are emitted. */
@@ -160,7 +120,7 @@ export class Core {
     }
     const times = { submitted: now, started: now, prefilled: now };
     const counts = { prompt: 0, drafted: 0, accepted: 0 };
-    const waiting: Job = { job, id: undefined, request, constraint, ...times, ...counts, isLookedUp: false };
+    const waiting: Job = { job, id: undefined, request, constraint, ...times, ...counts };
     this.#waiting.push(waiting);
     void this.#drive(waiting);
   }
@@ -196,10 +156,7 @@ export class Core {
     try {
       const events = this.#admit();
       if (this.#active.size > 0) {
-        const begin = performance.now();
-        const step = JSON.parse(this.#call((m) => m.step(this.#stepMs))) as { tokens: number; events: EngineEvent[] };
-        this.#stepMs = performance.now() - begin;
-        this.#pacer?.after(step.tokens, this.#stepMs);
+        const step = JSON.parse(this.#call((m) => m.step())) as { events: EngineEvent[] };
         for (const event of step.events) {
           const translated = this.#translate(event);
           // an end token is not part of the answer: its event comes right before `done`
@@ -213,7 +170,7 @@ export class Core {
       }
       if (events.length > 0) this.#emit(events);
       if (this.#active.size === 0) void this.#saveRest();
-      else this.#savePages(Math.min(this.#stepMs / SAVE_SHARE, SAVE_MS));
+      else if (this.#keepsPages) this.#call((m) => m.savePages());
     } catch (e) {
       const error = toWire(e);
       const jobs = [...this.#active.values(), ...this.#waiting];
@@ -229,7 +186,6 @@ export class Core {
       const next = this.#waiting[0]!;
       try {
         const { request, constraint } = next;
-        this.#restorePages(next);
         // a fork, because a request that is refused now is submitted again
         next.id = this.#call((m) =>
           typeof request === "string"
@@ -369,7 +325,7 @@ export class Core {
   }
 
   clearKvCache(): void {
-    this.#useStore((store) => store.clear());
+    this.#call((m) => m.clearPages());
   }
 
   memory(): MemoryReport {
@@ -380,8 +336,8 @@ export class Core {
       kvCommitted: memory.kv_committed,
       kvInUse: memory.kv_in_use,
       kvCached: memory.kv_cached,
-      kvStored: this.#store?.bytes ?? 0,
-      kvRefused: this.#store?.refused ?? 0,
+      kvStored: memory.kv_stored,
+      kvRefused: memory.kv_refused,
       module: this.#loaded!.instance.memory.buffer.byteLength,
     };
   }
@@ -395,57 +351,13 @@ export class Core {
     });
   }
 
-  /** Reads the KV pages of a prompt from the store, once. */
-  #restorePages(job: Job): void {
-    if (job.isLookedUp) return;
-    job.isLookedUp = true;
-    const { request } = job;
-    const take = (page: Uint8Array): Taken => {
-      try {
-        this.#call((m) => m.restore(page));
-        return "imported";
-      } catch (e) {
-        if (!(e instanceof StarlingError) || isFatal(e)) throw e;
-        return e.code === "capacity" ? "full" : "refused";
-      }
-    };
-    this.#useStore((store) => {
-      let keys: Uint8Array;
-      try {
-        keys = this.#call((m) =>
-          typeof request === "string" ? m.missingPages(request) : m.missingPagesOfCompletion(request.completion),
-        );
-      } catch (e) {
-        if (isFatal(e)) throw e;
-        return; // the request is refused for the same reason
-      }
-      if (store.hasSnapshots) keys = store.resumable(keys, (page) => this.#call((m) => m.snapshotKeys(page)));
-      store.restore(keys, take);
-    });
-  }
-
-  /** Writes new KV pages to the store for up to `ms` milliseconds; returns whether there may be more. */
-  #savePages(ms: number): boolean {
-    const end = performance.now() + ms;
-    let isMore = false;
-    this.#useStore((store) => {
-      do {
-        const page = this.#call((m) => m.takeNewPage());
-        if (!page) return;
-        store.put(page);
-      } while (performance.now() < end);
-      isMore = true;
-    });
-    return isMore;
-  }
-
   /** Writes all new KV pages, while no request runs. */
   async #saveRest(): Promise<void> {
-    if (this.#savesRest || !this.#store) return;
+    if (this.#savesRest || !this.#keepsPages) return;
     this.#savesRest = true;
     try {
       do await yieldToEventLoop();
-      while (this.#active.size === 0 && this.#savePages(SAVE_MS));
+      while (this.#active.size === 0 && this.#call((m) => m.savePages()));
     } catch (e) {
       // a crash: all later calls report it
       if (!isFatal(e)) throw e;
@@ -454,23 +366,8 @@ export class Core {
     }
   }
 
-  /** Works with the store; without it from the first fault of the storage on. */
-  #useStore(work: (store: KvStore) => void): void {
-    const store = this.#store;
-    if (!store) return;
-    try {
-      work(store);
-    } catch (e) {
-      this.#store = undefined;
-      store.close();
-      if (isFatal(e)) throw e;
-    }
-  }
-
   /** Frees the model. */
   dispose(): void {
-    this.#store?.close();
-    this.#store = undefined;
     this.#dropAll();
     this.#grammars.free();
     this.#release((m) => m.free());
@@ -509,13 +406,6 @@ export class Core {
       throw e;
     }
   }
-}
-
-/** The store of a model's KV pages, if it was asked for and there is one. */
-async function openStore({ instance, model }: Loaded, { kvCache }: LoadRequest): Promise<KvStore | undefined> {
-  if (kvCache === undefined) return undefined;
-  const format = JSON.parse(instance.call(() => model.trackPages())) as PageFormat;
-  return KvStore.open(format, kvCache.maxBytes);
 }
 
 /** Frees the job's own constraint; the module has a fork. */

@@ -158,7 +158,6 @@ export class Starling {
         isSupported: features().memory64,
       }),
       threads,
-      ...(!apart && { maxStepMs: INLINE_STEP_MS }),
       isa,
       session: {
         n_ctx: options.contextLength,
@@ -167,6 +166,7 @@ export class Starling {
         working_memory: options.workingMemory,
         kv_type: options.kvType,
         draft_max: options.draftMax ?? (hasClock() ? DRAFT_MAX : 0),
+        max_step_ms: apart ? undefined : INLINE_STEP_MS,
       },
     };
     if (core.draftMtp && core.draftParts.length > 0)

@@ -27,6 +27,8 @@ export class Instance {
   readonly memory: WebAssembly.Memory;
   readonly isMemory64: boolean;
   #crash: StarlingError | undefined;
+  /** Rejects when a future of the module ends by a trap. */
+  readonly #trapped: Promise<never>;
 
   /**
    * An instance for a model of `bytes` bytes.
@@ -41,6 +43,8 @@ export class Instance {
       // the bindings of modules without threads take no memory
       const start = { module, ...(memory && { memory }) };
       this.memory = this.bindings.initSync(start).memory;
+      this.#trapped = new Promise((_, reject) => this.bindings.onTrap((trap) => reject(this.#crashOf(trap))));
+      this.#trapped.catch(() => {});
     } catch (e) {
       const message = `the WebAssembly module cannot be instantiated: ${(e as Error).message}`;
       throw new StarlingError(e instanceof RangeError ? "memory" : "request", message, { cause: e });
@@ -57,19 +61,35 @@ export class Instance {
     try {
       return work(this.bindings);
     } catch (e) {
-      if (e instanceof WebAssembly.RuntimeError || e instanceof RangeError) throw (this.#crash = this.#crashOf(e));
-      const { code, file, message, cause } = e as { code?: ErrorCode; file?: number; message: string; cause?: unknown };
-      if (!code) throw e;
-      const name = file === undefined ? undefined : nameOf?.(file);
-      throw new StarlingError(code, name === undefined ? message : `${name}: ${message}`, { cause });
+      throw e instanceof WebAssembly.RuntimeError || e instanceof RangeError ? this.#crashOf(e) : errorOf(e, nameOf);
+    }
+  }
+
+  /** As {@link call}, for a future of the module: rejects also when it ends by a trap, between two calls from here. */
+  async run<T>(work: (bindings: Bindings) => Promise<T>, nameOf?: (file: number) => string): Promise<T> {
+    const future = this.call(work, nameOf);
+    try {
+      return await Promise.race([future, this.#trapped]);
+    } catch (e) {
+      throw errorOf(e, nameOf);
     }
   }
 
   /** The error of a trap: with the message of the panic, if that was the reason. */
   #crashOf(trap: Error): StarlingError {
+    if (this.#crash) return this.#crash;
     const panic = this.bindings.panicMessage();
     this.bindings.abandon();
     const why = panic || `${trap.message}; most likely its memory ran out, of which a module has at most ${this.isMemory64 ? 16 : 4} GiB`;
-    return new StarlingError("crashed", `Starling crashed: ${why}`, { cause: trap });
+    return (this.#crash = new StarlingError("crashed", `Starling crashed: ${why}`, { cause: trap }));
   }
+}
+
+/** An error of the module as a {@link StarlingError}; others, as of a stream that it read, as they are. */
+function errorOf(e: unknown, nameOf: ((file: number) => string) | undefined): unknown {
+  const { code, file, message, cause } = (e ?? {}) as { code?: unknown; file?: number; message: string; cause?: unknown };
+  // a DOMException's code is a number, those of Node's errors are in capitals
+  if (e instanceof StarlingError || typeof code !== "string" || code !== code.toLowerCase()) return e;
+  const name = file === undefined ? undefined : nameOf?.(file);
+  return new StarlingError(code as ErrorCode, name === undefined ? message : `${name}: ${message}`, { cause });
 }

@@ -6,9 +6,8 @@ import { type Capacity, checkFits } from "./capacity.js";
 import { StarlingError } from "./errors.js";
 import { type Isa, compile } from "./features.js";
 import { Instance, isFatal } from "./instance.js";
-import { beginRace, fasterIsa } from "./race.js";
 import { pause, unlessAborted } from "./signal.js";
-import { type Count, type Part, type SourceFile, blobFile, openPart, read, remoteTag } from "./source.js";
+import { type ByteSink, type Count, type Part, type SourceFile, blobFile, openPart, read, remoteTag } from "./source.js";
 import { Helpers } from "./threads.js";
 import type { LoadOptions, Progress } from "./types.js";
 
@@ -30,8 +29,6 @@ export interface LoadRequest {
   capacity: Capacity;
   /** Number of threads with this one; more than one only in a worker. */
   threads: number;
-  /** On a thread with other work: milliseconds of a step, as far as a step can be shortened. */
-  maxStepMs?: number;
   /** Requested instruction set. */
   isa: Isa | undefined;
   /** Options of the module, under its names. */
@@ -42,6 +39,8 @@ export interface LoadRequest {
     working_memory?: number | undefined;
     kv_type?: string | undefined;
     draft_max?: number | undefined;
+    /** On a thread with other work: milliseconds of a step, as far as a step can be shortened. */
+    max_step_ms?: number | undefined;
   };
 }
 
@@ -148,7 +147,7 @@ async function loadOnce(
     }
     checkFits(total, options.capacity);
     const { instance, helpersStarted } = await engines.for(total);
-    const canChoose = options.isa === undefined && instance.call(beginRace);
+    const canChoose = options.isa === undefined && instance.call(({ warmUpIsas }) => warmUpIsas());
     meter.expect(total);
     const toCache = files.reduce((sum, { file, url }) => sum + (url === undefined ? 0 : file.size), 0);
     for (const [part, { file, url }] of files.entries()) {
@@ -160,17 +159,20 @@ async function loadOnce(
     const bytesFed = files.map(() => 0);
     const feed = async (part: number, until: "directory" | "end") => {
       const { file, from } = files[part]!;
-      for await (const bytes of read(file, bytesFed[part]!, signal)) {
-        if (bytesFed[part] === 0 && bytes[0] === "<".charCodeAt(0))
-          throw new StarlingError("model", `${file.name} is a web page, not a GGUF file`);
-        bytesFed[part]! += bytes.length;
-        await writers.find((w) => w.part === part)?.writer.write(bytes);
-        const known = ofDraft(part)
-          ? instance.call(() => draft!.feed(part - options.parts.length, bytes), nameOfDraft)
-          : instance.call(() => loader!.feed(part, bytes), nameOf);
-        if (!file.counted) meter.add(from, bytes.length);
-        if (known && until === "directory") return;
-      }
+      const writer = writers.find((w) => w.part === part)?.writer;
+      const sink: ByteSink = {
+        async write(bytes) {
+          if (bytesFed[part] === 0 && bytes[0] === "<".charCodeAt(0))
+            throw new StarlingError("model", `${file.name} is a web page, not a GGUF file`);
+          bytesFed[part]! += bytes.length;
+          await writer?.write(bytes);
+          if (!file.counted) meter.add(from, bytes.length);
+        },
+      };
+      const [into, index, name] = ofDraft(part) ? [draft!, part - options.parts.length, nameOfDraft] : [loader!, part, nameOf];
+      await read(file, bytesFed[part]!, signal, sink, (stream, sink) =>
+        instance.run(() => into.feedStream(index, stream, until === "directory", file.owned ?? false, sink, signal), name),
+      );
     };
     const sizes = (of: LocatedFile[]) => Float64Array.from(of, ({ file }) => file.size);
     const [own, others] = [files.slice(0, options.parts.length), files.slice(options.parts.length)];
@@ -188,7 +190,7 @@ async function loadOnce(
         throw new StarlingError("checksum", `${file.name}: SHA-256 is ${sha256[part]}, expected ${want}`);
       }
     }
-    const isa = options.isa ?? (canChoose ? instance.call(fasterIsa) : undefined);
+    const isa = options.isa ?? (canChoose ? instance.call(({ fasterIsa }) => fasterIsa()) : undefined);
     const [complete, completeDraft] = [loader, draft];
     [loader, draft] = [undefined, undefined];
     const helpers = await helpersStarted;

@@ -105,7 +105,7 @@ export interface SourceFile {
   open(from: number, signal?: AbortSignal): Promise<ReadableStream<Uint8Array<ArrayBuffer>>>;
   /** Whether a failed read is retried. */
   remote: boolean;
-  /** Whether its streams have no other reader, so that all chunks can use one buffer. */
+  /** Whether its streams are the runtime's own: those of others may leave a read to a buffer unanswered at their end. */
   owned?: boolean;
   /** Whether its bytes were counted while it was read to learn its length. */
   counted?: boolean;
@@ -166,10 +166,25 @@ export class BlobBuilder {
 /** Reads a whole file. */
 async function readAll(file: SourceFile, signal: AbortSignal | undefined, count: Count): Promise<Blob> {
   const pieces = new BlobBuilder();
-  for await (const bytes of read(file, 0, signal)) {
-    count(bytes.length);
-    pieces.add(bytes);
-  }
+  const sink: ByteSink = {
+    write(bytes) {
+      count(bytes.length);
+      pieces.add(bytes);
+    },
+  };
+  await read(file, 0, signal, sink, async (stream, sink) => {
+    const reader = stream.getReader();
+    try {
+      for (;;) {
+        const { done, value } = await unlessAborted(reader.read(), signal);
+        if (done) return false;
+        await sink.write(value);
+      }
+    } finally {
+      // not awaited: a source may never settle
+      void reader.cancel().catch(() => {});
+    }
+  });
   return pieces.blob();
 }
 
@@ -348,68 +363,51 @@ function skip(stream: ReadableStream<Uint8Array<ArrayBuffer>>, bytes: number): R
 /** Attempts without a byte before a read fails. */
 const MAX_ATTEMPTS = 5;
 
-/**
- * A reader that reuses one buffer for all chunks of an owned byte stream: browsers collect chunks late, and much of a model
- * would be in memory twice.
- */
-function readerOf(
-  stream: ReadableStream<Bytes>,
-  owned = false,
-): Pick<ReadableStreamDefaultReader<Bytes>, "read" | "cancel"> {
-  if (!owned) return stream.getReader();
-  let reader: ReadableStreamBYOBReader;
-  try {
-    reader = stream.getReader({ mode: "byob" });
-  } catch {
-    return stream.getReader();
-  }
-  let buffer = new ArrayBuffer(CHUNK_BYTES);
-  const read = async () => {
-    const { done, value } = await reader.read(new Uint8Array(buffer));
-    if (done || !value) return { done: true as const, value: undefined };
-    buffer = value.buffer;
-    return { done, value };
-  };
-  return { read, cancel: () => reader.cancel() };
+/** Takes the chunks of a stream, each valid until `write` has returned or its promise has resolved. */
+export interface ByteSink {
+  write(bytes: Bytes): void | Promise<void>;
 }
 
-/**
- * Readers in use, so that they are not collected: when nothing but its pending read refers to a blob's stream, Chromium 156 may
- * collect it, and the read never settles.
- */
-const reading = new Set<unknown>();
+/** Moves the bytes of a stream to a sink; returns whether it needs no more of the file. */
+type Pump = (stream: ReadableStream<Bytes>, sink: ByteSink) => Promise<boolean>;
 
 /**
- * Reads a file from an offset. A chunk is valid until the next is requested. A broken connection is resumed where it broke.
+ * Streams that are read, so that they are not collected: when nothing but its pending read refers to a blob's stream, Chromium
+ * 156 may collect it, and the read never settles.
  */
-export async function* read(
-  file: SourceFile,
-  from: number,
-  signal: AbortSignal | undefined,
-): AsyncGenerator<Uint8Array<ArrayBuffer>, void> {
+const reading = new Set<ReadableStream>();
+
+/** Reads a file from an offset. A broken connection is resumed where it broke; an error of the sink is thrown as it is. */
+export async function read(file: SourceFile, from: number, signal: AbortSignal | undefined, sink: ByteSink, pump: Pump): Promise<void> {
   let failures = 0;
+  let refused: unknown;
+  const counting: ByteSink = {
+    async write(bytes) {
+      failures = 0;
+      from += bytes.length;
+      try {
+        await sink.write(bytes);
+      } catch (e) {
+        refused = e;
+        throw e;
+      }
+    },
+  };
   const soFar = () => `${from}${file.size === Infinity ? "" : ` of ${file.size}`} bytes`;
   while (from < file.size) {
     signal?.throwIfAborted();
-    let reader: ReturnType<typeof readerOf> | undefined;
+    let stream: ReadableStream<Bytes> | undefined;
     try {
-      reader = readerOf(await file.open(from, signal), file.owned);
-      reading.add(reader);
-      for (;;) {
-        signal?.throwIfAborted();
-        const { done, value } = await unlessAborted(reader.read(), signal);
-        if (done) break;
-        failures = 0;
-        from += value.length;
-        yield value;
-      }
+      stream = await file.open(from, signal);
+      reading.add(stream);
+      if (await pump(stream, counting)) return;
       // the module reports a file that is too short
       if (from >= file.size || file.size === Infinity || !file.remote) return;
       throw new StarlingError("network", `${file.name}: the connection ended after ${soFar()}`);
     } catch (e) {
       signal?.throwIfAborted();
       failures += 1;
-      if (e instanceof StarlingError && e.code !== "network") throw e;
+      if (e === refused || (e instanceof StarlingError && e.code !== "network")) throw e;
       if (!file.remote || failures === MAX_ATTEMPTS) {
         if (e instanceof StarlingError) throw e;
         throw new StarlingError("network", `${file.name}: the connection broke after ${soFar()}: ${(e as Error).message}`, {
@@ -418,9 +416,7 @@ export async function* read(
       }
       await pause(100 * 2 ** failures, signal);
     } finally {
-      reading.delete(reader);
-      // not awaited: a source may never settle
-      void reader?.cancel().catch(() => {});
+      if (stream) reading.delete(stream);
     }
   }
 }
