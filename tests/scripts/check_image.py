@@ -234,7 +234,7 @@ def check_context(given, binary):
     for name in [".cargo/config.toml", *(path.replace("\\ ", " ") for path in made_from)]:
         path = ROOT / name
         if path.is_relative_to(ROOT):
-            inside = path.relative_to(ROOT)
+            inside = pathlib.Path(os.path.normpath(path)).relative_to(ROOT)
             check((context / inside).exists(), f"{inside} is not in the build context: see .dockerignore")
 
 
