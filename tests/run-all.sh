@@ -71,6 +71,13 @@ install_packages() {
             qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross chromium haproxy python3-venv
 }
 
+# not before it is needed: a registry of packages may be slow
+install_podman() {
+    command -v podman && command -v runc && command -v curl && return 0
+    as_root apt-get update -qq &&
+        as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends podman runc curl
+}
+
 # the program alone: the package starts a server and brings web pages
 install_promtool() {
     local folder=$target/tools/prometheus
@@ -153,6 +160,12 @@ check_deploy() {
         "$target/clients/bin/python" tests/scripts/check_deploy.py "$target/release/starling"
 }
 
+# the container image, built and started without a registry
+check_image() {
+    cargo build --quiet --release && install_podman &&
+        as_root env PATH="$PATH" HOME="$HOME" python3 tests/scripts/check_image.py "$target/release/starling"
+}
+
 npm_ci() {
     (cd "$1" && npm ci --no-audit --no-fund --loglevel=error)
 }
@@ -204,6 +217,7 @@ step module-in-node node --test tests/node/goldens.mjs
 step install-promtool install_promtool
 step install-clients begun install-clients
 step deploy check_deploy
+step image check_image
 step clients with_server run.py
 step llama-server-suite with_server llama_server_suite.py
 step router with_server router.py
