@@ -26,7 +26,9 @@ pub(super) fn layers(
     causal: bool,
 ) -> Result<(Vec<RopeConfig>, Vec<LayerConfig>), LoadError> {
     let n_layer = kinds.len();
-    let (window, local) = match keys.u32("attention.sliding_window")?.map_or(arch.window, |w| w as usize) {
+    let stated_window = keys.u32("attention.sliding_window")?.map_or(arch.window, |w| w as usize);
+    let has_window = stated_window > 0;
+    let (window, local) = match stated_window {
         // without a window the pattern is unused and not checked
         0 => (usize::MAX, vec![false; n_layer]),
         w => (arch.fixed_window.unwrap_or(w), pattern(keys, arch, n_layer)?),
@@ -78,6 +80,7 @@ pub(super) fn layers(
             _ if rope_pattern.is_some() => rope_pattern.as_ref().is_some_and(|pattern| pattern[i]),
             Rotated::All => true,
             Rotated::AllBut(n) => (i + 1) % n != 0,
+            Rotated::AllButFirst(n) => i % n != 0 || !has_window || n_layer == n,
             Rotated::Local => local,
             Rotated::LocalOrDense => local || i < n_dense,
             Rotated::LocalIfAny => local || !any_local,
