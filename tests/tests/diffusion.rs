@@ -54,8 +54,7 @@ fn logits_are_those_of_llama_cpp() {
         let model = Model::load(&recipe.file(Dtype::F32), &Inline).expect("a model");
         for (ids, want) in recipe.prompts.iter().zip(recipe.expected()) {
             let (cpu, n_ctx) = (Cpu::detect(), ids.len());
-            let evaluation =
-                Evaluation { model: &model, cpu, pool: &Inline, kv_type: KvType::F32, batch: 7, n_ctx };
+            let evaluation = Evaluation { model: &model, cpu, pool: &Inline, kv_type: KvType::F32, batch: 7, n_ctx };
             let mut got = Vec::new();
             let row = &mut |row: starling::model::evaluate::EvaluatedToken<'_>| {
                 got.extend_from_slice(row.logits);
@@ -122,11 +121,8 @@ fn steps_replace_the_surest_masks() {
                     };
                     (by, at, token.1)
                 };
-                let (_, at, token) = block
-                    .filter(|at| want[*at] == MASK)
-                    .map(sure)
-                    .max_by(|a, b| a.0.total_cmp(&b.0))
-                    .expect("a mask");
+                let (_, at, token) =
+                    block.filter(|at| want[*at] == MASK).map(sure).max_by(|a, b| a.0.total_cmp(&b.0)).expect("a mask");
                 want[at] = token;
             }
             assert_eq!(generate(&model, (Cpu::detect(), &Inline), &prompt, &options), want, "{name}, {algorithm:?}");

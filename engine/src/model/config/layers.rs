@@ -13,7 +13,7 @@ use crate::kernels::elementwise::Xielu;
 use crate::math::{exp, ln, sqrt};
 use crate::model::arch::{Arch, ExpertInput, Rotated, ScoreScale, Swiglu};
 use crate::model::keys::Keys;
-use crate::model::mixers::{LayerKind, MixerKind};
+use crate::model::mixers::LayerKind;
 use crate::model::rotary::RopeConfig;
 
 /// Attention windows and RoPE variants of the layers.
@@ -177,9 +177,10 @@ pub(super) fn place(
 /// Widths of the dense feed-forwards; 0 in layers without a feed-forward.
 fn ff_widths(keys: &Keys<'_, '_>, arch: &Arch, kinds: &[LayerKind], n_embd: usize) -> Result<Vec<usize>, LoadError> {
     let name = "feed_forward_length";
-    // layers of DeepSeek-V4 have experts only, and files do not state another width
-    let is_known = keys.has(name) || kinds.iter().all(|kind| kind.mixer != MixerKind::Compressed);
-    let widths = keys.per_layer_u32(if is_known { name } else { "expert_feed_forward_length" }, kinds.len())?;
+    // where all layers have experts (DeepSeek-V4, Qwen3.5), files do not state another width
+    let experts = "expert_feed_forward_length";
+    let is_known = keys.has(name) || !keys.has(experts);
+    let widths = keys.per_layer_u32(if is_known { name } else { experts }, kinds.len())?;
     let width = |i: usize| {
         if !kinds[i].has_ffn {
             return Ok(0);

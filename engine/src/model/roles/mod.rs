@@ -407,7 +407,8 @@ pub(super) fn missing(c: &Config, has_tensor: impl Fn(&str) -> bool) -> Option<S
             (Part::AttnOutput, attention && !compressed || kind.mixer == MixerKind::Linear),
             (Part::Recurrent, recurrent),
             (Part::FeedForward, kind.has_ffn),
-            (Part::ExpertInput, kind.has_ffn && exists("ffn_gate_inp.weight")),
+            // without these a layer seems to have no feed-forward
+            (Part::ExpertInput, exists("ffn_gate_inp.weight")),
         ];
         for part in parts.into_iter().filter_map(|(part, is_there)| is_there.then_some(part)) {
             let tables = layer_tables(c, layer).unwrap_or_default();
