@@ -146,6 +146,12 @@ pub enum RequestError {
     /// The model is an encoder (bidirectional attention), which cannot generate.
     #[error("the model is an encoder: it embeds texts and cannot generate any")]
     Encoder,
+    /// The model generates by diffusion, which an engine does not do ([`crate::diffusion`]).
+    #[error(
+        "the model fills in masked tokens by diffusion, expected a model that continues a text token by token: `starling run` \
+         generates with this one"
+    )]
+    Diffusion,
     /// The text to embed has no tokens.
     #[error("the text has no tokens, expected at least one")]
     EmptyText,

@@ -55,8 +55,8 @@
 //! ```
 //!
 //! The example `generate` is a complete program with threads. Modules by task: [`model`] and [`gguf`] load files,
-//! [`tokenizer`] and the feature `chat` turn texts and conversations into tokens, [`engine`] generates, [`embed`]
-//! embeds, [`sampler`] chooses tokens, [`draft`] guesses them ahead, [`kv`] caches prefixes, [`receipt`] proves outputs. Errors are in [`error`].
+//! [`tokenizer`] and the feature `chat` turn texts and conversations into tokens, [`engine`] generates, [`diffusion`]
+//! too, [`embed`] embeds, [`sampler`] chooses tokens, [`draft`] guesses them ahead, [`kv`] caches prefixes, [`receipt`] proves outputs. Errors are in [`error`].
 #![no_std]
 #![deny(unsafe_code)]
 #![warn(clippy::std_instead_of_core, clippy::alloc_instead_of_core)]
@@ -67,6 +67,7 @@ extern crate std;
 
 #[cfg(feature = "chat")]
 pub mod chat;
+pub mod diffusion;
 pub mod draft;
 pub mod embed;
 pub mod engine;

@@ -10,6 +10,7 @@ use starling::draft::Speculation;
 use starling::embed::Pooling;
 use starling::kernels::attention::KvType;
 
+use crate::diffusion::DiffusionArgs;
 use crate::models::ModelLock;
 use crate::pool::MAX_THREADS;
 use crate::sampling::SamplingArgs;
@@ -217,6 +218,8 @@ pub struct RunArgs {
     /// File with a text that the output probably resembles; it is used as a draft
     #[arg(help_heading = "Speculative decoding", long, value_name = "FILE")]
     pub prediction: Option<PathBuf>,
+    #[command(flatten)]
+    pub diffusion: DiffusionArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
 }

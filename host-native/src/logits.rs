@@ -131,6 +131,7 @@ pub fn hex(bytes: &[u8]) -> String {
 pub fn perplexity(model_args: &ModelArgs, args: &PerplexityArgs) -> Result<(), Failure> {
     let (cpu, pool) = (load::cpu(model_args)?, load::pool(model_args)?);
     let model = load::model(model_args, &pool)?;
+    model.config.check_generates()?;
     let text = tokens::text(None, Some(&args.file))?;
     let ids = model.tokenizer.encode(&text, EncodeOptions { add_special: true, parse_special: false });
     let n_ctx = args.ctx_size;

@@ -10,6 +10,7 @@ mod bench_serve;
 mod bench_workers;
 mod chat;
 mod cli;
+mod diffusion;
 mod embed;
 mod error;
 mod health;

@@ -23,7 +23,7 @@ use crate::progress::remark;
 use crate::serve::machine;
 use crate::session_file::{self, Conversation};
 use crate::structure::Grammars;
-use crate::{chat, interrupt, load, tokens};
+use crate::{chat, diffusion, interrupt, load, tokens};
 
 /// Maximum default context; a file may name any number.
 pub const DEFAULT_CTX: usize = 8192;
@@ -38,6 +38,7 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
     let pool = load::pool(model_args)?;
     let model = Arc::new(load::model_and_head(model_args, args.draft.loads_mtp(), &pool)?);
     let load_seconds = start.elapsed().as_secs_f64();
+    args.diffusion.check(&model, args)?;
     let needs_sha256 = args.receipt.is_some() || args.session.is_some();
     let model_sha256 = needs_sha256.then(|| load::sha256(model_args)).transpose()?;
     let session = args.session.as_deref().zip(model_sha256.as_ref());
@@ -50,6 +51,11 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
     let request = request(&model, args, mode, n_ctx, &mut conversation)?;
     if !args.quiet {
         remark(format_args!("{}", mode.explain(has_template, args)));
+    }
+    if model.config.diffusion.is_some() {
+        let (model, pool, mode) = (&model, &pool, mode.name());
+        let host = diffusion::Host { model, model_args, args, cpu, pool, n_ctx, mode, load_seconds };
+        return diffusion::generate(&host, request);
     }
     let (seed, is_greedy) = (request.sampling.seed, request.sampling.temperature == 0.0);
     let is_cut = request.max_tokens < args.max_tokens;

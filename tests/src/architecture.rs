@@ -291,9 +291,14 @@ fn data(writer: &mut GgufWriter, t: &TensorRecipe, seed: u64, dtype: Dtype) -> V
     data
 }
 
-fn metadata(writer: &mut GgufWriter, key: &str, kind: &str, value: &serde_json::Value) {
+/// Adds a key of a recipe to a file.
+///
+/// # Panics
+/// If the value is not of the kind.
+pub fn metadata(writer: &mut GgufWriter, key: &str, kind: &str, value: &serde_json::Value) {
     let integer = |v: &serde_json::Value| v.as_i64().expect("an integer");
-    let float = |v: &serde_json::Value| v.as_f64().expect("a number") as f32;
+    // infinities are text
+    let float = |v: &serde_json::Value| v.as_f64().or_else(|| v.as_str()?.parse().ok()).expect("a number") as f32;
     if let Some(kind) = kind.strip_prefix("ARRAY/") {
         let all = value.as_array().expect("an array");
         let integers = || all.iter().map(integer);

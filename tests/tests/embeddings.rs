@@ -50,7 +50,7 @@ fn check(case: &Case) {
 #[test]
 fn vectors_and_states_agree_with_transformers() {
     let cases = reference::cases("embedding");
-    assert!(cases.len() >= 6, "reference cases are missing");
+    assert_eq!(cases.len(), 7, "reference cases are missing");
     cases.iter().for_each(check);
 }
 

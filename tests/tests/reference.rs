@@ -3,6 +3,9 @@
 use starling::kernels::Cpu;
 use starling_tests::reference::{self, Case, Prompt};
 
+/// Causal cases of `fixtures/reference`.
+const N_CASES: usize = 65;
+
 /// Tolerance of logits.
 #[derive(Debug)]
 enum Tolerance {
@@ -118,6 +121,6 @@ fn check(case: &Case) {
 #[test]
 fn logits_and_greedy_tokens_agree_with_transformers() {
     let cases = reference::cases("causal");
-    assert!(cases.len() >= 45, "reference cases are missing");
+    assert_eq!(cases.len(), N_CASES, "reference cases are missing");
     cases.iter().for_each(check);
 }

@@ -84,9 +84,7 @@ impl Request {
     pub fn check(&self, model: &Model, options: &EngineOptions) -> Result<usize, RequestError> {
         let (n_prompt, n_vocab) = (self.tokens.len(), model.config.n_vocab);
         let n_ctx = options.n_ctx.min(model.config.max_context());
-        if !model.config.causal {
-            return Err(RequestError::Encoder);
-        }
+        model.config.check_generates()?;
         if n_prompt == 0 {
             return Err(RequestError::EmptyPrompt);
         }

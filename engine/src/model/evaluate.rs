@@ -13,7 +13,7 @@ use crate::pool::Pool;
 
 /// Parameters of the evaluation of a text.
 pub struct Evaluation<'a> {
-    /// The model, a decoder.
+    /// The model: a decoder, or one that generates by diffusion.
     pub model: &'a Model,
     /// Instruction set to use.
     pub cpu: Cpu,
@@ -21,7 +21,7 @@ pub struct Evaluation<'a> {
     pub pool: &'a dyn Pool,
     /// Element type of the KV cache. Changes results.
     pub kv_type: KvType,
-    /// Maximal tokens of a batch.
+    /// Maximal tokens of a batch; a text is one batch with a model that generates by diffusion.
     pub batch: usize,
     /// Context in tokens, at least the length of the text. With LongRoPE it selects the frequencies
     /// ([`Model::is_long_context`]).
@@ -34,7 +34,7 @@ pub struct EvaluatedToken<'a> {
     pub pos: usize,
     /// Hidden state after the final norm (n_embd).
     pub hidden: &'a [f32],
-    /// Logits of the next token (n_vocab).
+    /// Logits (n_vocab): of the next token; with diffusion of this token, or of the next if they are shifted.
     pub logits: &'a [f32],
 }
 
@@ -73,7 +73,9 @@ impl Evaluation<'_> {
         let pages: Vec<u32> = (0..tokens.len().div_ceil(PAGE) as u32).collect();
         let mut memory = KvMemory::zeroed(&layout, pages.len()).map_err(|e| no_memory(e.into()))?;
         memory.states = StateMemory::zeroed(self.model.config.state_len(), 1).map_err(|e| no_memory(e.into()))?;
-        let batch = self.batch.clamp(1, tokens.len());
+        let config = &self.model.config;
+        // where tokens see later ones, a text is one batch
+        let batch = if config.causal { self.batch.clamp(1, tokens.len()) } else { tokens.len() };
         let size = ScratchSize { rows: batch, logits: batch, seqs: 1, n_ctx: self.n_ctx };
         let mut scratch = self.model.scratch(self.pool, self.kv_type, size).map_err(no_memory)?;
         for (i, tokens) in tokens.chunks(batch).enumerate() {
@@ -92,8 +94,8 @@ impl Evaluation<'_> {
     }
 
     fn check(&self, tokens: &[u32]) -> Result<(), RequestError> {
-        if !self.model.config.causal {
-            return Err(RequestError::Encoder);
+        if self.model.config.diffusion.is_none() {
+            self.model.config.check_generates()?;
         }
         if tokens.is_empty() {
             return Err(RequestError::EmptyPrompt);

@@ -41,8 +41,8 @@ impl ForwardPass<'_, '_> {
             FeedForward::None => return,
             FeedForward::ChannelMix(m) => self.channel_mix(i, m, SubLayerRows { x, y }, states, step),
             FeedForward::Dense(ffn) => {
-                let limit = if model.config.arch.limited_dense { model.config.layers[i].shared_limit } else { 0.0 };
-                self.dense(i, ffn, limit, SubLayerRows { x, y }, step);
+                // the limit of the layer's shared experts, as in llama.cpp
+                self.dense(i, ffn, model.config.layers[i].shared_limit, SubLayerRows { x, y }, step);
             }
             FeedForward::Experts(experts) => {
                 let (mut normed, n) = (core::mem::take(&mut s.layer_input), self.n * model.config.n_embd);

@@ -73,10 +73,11 @@ impl WeightLoader {
             let (dtype, offset, len_bytes) = (t.dtype, t.offset, t.len_bytes);
             pending.push(PendingTensor { name, shard, dtype, offset, len_bytes, into, of_head });
         }
-        if let Some(name) = first_missing(&config, pending.iter().filter(|p| !p.of_head)) {
+        let names = |of_head| pending.iter().filter(move |p| p.of_head == of_head).map(|p| p.name.as_str());
+        if let Some(name) = first_missing(&config, names(false)) {
             return Err(LoadError::MissingTensor { name });
         }
-        let missing = head.as_ref().and_then(|head| first_missing(head, pending.iter().filter(|p| p.of_head)));
+        let missing = head.as_ref().and_then(|head| first_missing(head, names(true)));
         if let Some(name) = missing {
             return Err(LoadError::MissingTensor { name: mtp::name_in_file(&name, &config) });
         }
@@ -196,9 +197,27 @@ pub struct LoadedWeights {
     pub(super) mtp_head: Option<(Config, Weights)>,
 }
 
+/// Checks names, types and shapes of all tensors of a model, as loading does, without memory for them: for headers.
+///
+/// # Errors
+/// [`LoadError`] names the tensor, what was found and what was expected.
+pub fn check_tensors(shards: &[Gguf<'_>], config: &Config) -> Result<(), LoadError> {
+    let mut used = Vec::new();
+    for t in shards.iter().flat_map(Gguf::tensors) {
+        let name = roles::canonical(t.name, config);
+        if roles::check(&name, t, config)? {
+            used.push(name);
+        }
+    }
+    match first_missing(config, used.iter().map(String::as_str)) {
+        Some(name) => Err(LoadError::MissingTensor { name }),
+        None => Ok(()),
+    }
+}
+
 /// The first tensor that a model needs and these do not have.
-fn first_missing<'p>(config: &Config, pending: impl Iterator<Item = &'p PendingTensor>) -> Option<String> {
-    let mut names: Vec<&str> = pending.map(|p| p.name.as_str()).collect();
+fn first_missing<'p>(config: &Config, names: impl Iterator<Item = &'p str>) -> Option<String> {
+    let mut names: Vec<&str> = names.collect();
     names.sort_unstable();
     let has = |name: &str| names.binary_search(&name).is_ok();
     roles::missing(config, has).or_else(|| roles::missing_in_layer(config, &names, has))

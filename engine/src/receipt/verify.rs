@@ -177,9 +177,7 @@ fn check(model: &Model, model_sha256: &[u8; 32], n_ctx: usize, receipt: &Receipt
     if receipt.steps.len() != output.len() + 1 {
         return Err(VerifyError::Steps { tokens: output.len(), steps: receipt.steps.len() });
     }
-    if !model.config.causal {
-        return Err(RequestError::Encoder.into());
-    }
+    model.config.check_generates()?;
     if prompt.is_empty() {
         return Err(RequestError::EmptyPrompt.into());
     }

@@ -15,7 +15,7 @@ const BLOCK_WORDS: u128 = 16;
 const CHUNK: usize = 1024;
 
 /// A uniform number in [0, 1), a multiple of 2^-53.
-pub(super) fn uniform(seed: u64, sequence: u64, position: u64) -> f64 {
+pub(crate) fn uniform(seed: u64, sequence: u64, position: u64) -> f64 {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
     let mut rng = ChaCha12Rng::from_seed(key);

@@ -29,6 +29,7 @@ use crate::error::RequestError;
 use crate::kernels::Cpu;
 use crate::math;
 use draw::WeightSums;
+pub(crate) use draw::uniform;
 use penalties::{History, finite};
 use stages::{Candidate, LogitGroups, TypicalCandidate};
 

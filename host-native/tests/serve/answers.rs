@@ -366,6 +366,25 @@ fn embeddings_equal_those_of_the_command_in_any_format_and_batch() {
     assert_eq!(usage["prompt_tokens"], usage["total_tokens"]);
 }
 
+/// The refusal says what the model is and what generates with it.
+#[test]
+fn a_model_that_generates_by_diffusion_is_refused_by_name() {
+    let recipe = starling_tests::architecture::recipe("llada");
+    let model = std::env::temp_dir().join(format!("starling-llada-{}.gguf", std::process::id()));
+    std::fs::write(&model, recipe.file(starling::quant::Dtype::F32)).expect("a file");
+    let server = Server::start(&["-m", model.to_str().expect("a path")]);
+    for (path, body) in [
+        ("/v1/completions", json!({ "prompt": "HI" })),
+        ("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": "HI" }] })),
+    ] {
+        let response = server.post(path, &body);
+        let text = response.text();
+        assert_eq!(response.status, 400, "{text}");
+        assert!(text.contains("by diffusion") && text.contains("starling run"), "{path}: {text}");
+    }
+    std::fs::remove_file(model).expect("a file");
+}
+
 #[test]
 fn a_job_reports_its_start_tokens_and_end() {
     let server = Server::start(&[]);

@@ -402,7 +402,8 @@ impl Options {
         param: &str,
     ) -> Result<Request, ApiError> {
         let Some(engine) = limits.engine else {
-            return Err(ApiError::refused(&RequestError::Encoder, "model"));
+            let error = limits.model.config.check_generates().err().unwrap_or(RequestError::Encoder);
+            return Err(ApiError::refused(&error, "model"));
         };
         let n_prompt = tokens.len();
         let max_prompt = limits.max_prompt;

@@ -42,7 +42,7 @@ pub use matmul::f32_tile;
 
 /// Version of the numerics: changes whenever a logit, state, probability or draw changes on any input. Receipts contain
 /// it.
-pub const NUMERICS_VERSION: u32 = 2;
+pub const NUMERICS_VERSION: u32 = 3;
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -12,6 +12,7 @@ const BASE: Arch = Arch {
     name: "",
     rope: Some(RopeStyle::NeoX),
     rotated: Rotated::All,
+    fixed_rope_base: None,
     local_rope: LocalRope::Same,
     window: 0,
     fixed_window: None,
@@ -24,6 +25,7 @@ const BASE: Arch = Arch {
     embeddings_by_width: false,
     divided_logits: false,
     bidirectional: false,
+    diffusion: false,
     post_norm: false,
     aliases: &[],
     ignored: &[],
@@ -32,6 +34,7 @@ const BASE: Arch = Arch {
     shared_as_expert: false,
     weighted_inputs: false,
     plain_norms: false,
+    optional_first_norm: false,
     plain_embedding_norm: false,
     plain_experts: false,
     alibi: Alibi::Never,
@@ -68,7 +71,7 @@ const BASE: Arch = Arch {
     prefix: "",
     half_rotary: false,
     tiled_value_heads: false,
-    l2_adds_eps: false,
+    l2_eps: None,
     sigmoid_delta_gate: false,
     ngrams: false,
     mamba_by_heads: false,
@@ -132,7 +135,6 @@ const LLAMA4: Arch = Arch {
     temperature: Temperature::NoRope,
     ..LLAMA
 };
-const COHERE: Arch = Arch { norm: NormKind::Layer, normalised_experts: false, ..LLAMA };
 const GROK: &[(&str, &str)] = &[("attn_output_norm", "post_attention_norm"), ("layer_output_norm", "post_ffw_norm")];
 const GROK_KEYS: &[&str] = &["logit_scale", "embedding_scale", "attention.output_scale", "attn_logit_softcapping"];
 /// The norm after attention is the one before the feed-forward.
@@ -160,7 +162,6 @@ pub const ARCHS: &[Arch] = &[
     Arch {
         name: "qwen4exp",
         indexer: Some(IndexerKind::Means),
-        l2_adds_eps: true,
         sigmoid_delta_gate: true,
         ngrams: true,
         mtp: Mtp::Unsupported,
@@ -271,7 +272,7 @@ pub const ARCHS: &[Arch] = &[
         fixed_window: Some(4096),
         window_pattern: 4,
         global_first: true,
-        rotated: Rotated::LocalIfAny,
+        rotated: Rotated::AllButFirst(4),
         act: Activation::Relu,
         expert_input: ExpertInput::LayerForRouter,
         ..BASE
@@ -327,7 +328,8 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "pangu-embedded", ..BASE },
     Arch { name: "qwen", doubled_ff: true, ..BASE },
     Arch { name: "chatglm", ..LLAMA },
-    Arch { name: "cogvlm", ignored: &["vis_"], ..BASE },
+    // llama.cpp does not read the base
+    Arch { name: "cogvlm", ignored: &["vis_"], fixed_rope_base: Some(10_000.0), ..BASE },
     Arch { name: "olmo", norm: NormKind::Layer, plain_norms: true, ..LLAMA },
     Arch { name: "dbrx", aliases: &[("attn_output_norm", "ffn_norm")], ..LAYER_NORM },
     Arch { name: "minicpm", divided_logits: true, ..LLAMA },
@@ -390,6 +392,7 @@ pub const ARCHS: &[Arch] = &[
     Arch {
         name: "glm5-next",
         rotated: Rotated::None,
+        l2_eps: Some(1e-6),
         indexer: Some(IndexerKind::Lightning(RopeStyle::NeoX)),
         gating: Gating::Sigmoid,
         swiglu: Swiglu::Limited(0.0),
@@ -417,10 +420,10 @@ pub const ARCHS: &[Arch] = &[
     },
     Arch { name: "spark2_5", act: Activation::GeluTanh, ..BASE },
     Arch { name: "granite_swa", ..GRANITE },
-    Arch { name: "llada", bidirectional: true, ..LLAMA },
-    Arch { name: "llada-moe", bidirectional: true, ..RAW_EXPERTS },
-    Arch { name: "dream", bidirectional: true, ..BASE },
-    Arch { name: "rnd1", bidirectional: true, ..BASE },
+    Arch { name: "llada", bidirectional: true, diffusion: true, ..LLAMA },
+    Arch { name: "llada-moe", bidirectional: true, diffusion: true, ..RAW_EXPERTS },
+    Arch { name: "dream", bidirectional: true, diffusion: true, ..BASE },
+    Arch { name: "rnd1", bidirectional: true, diffusion: true, ..BASE },
     Arch { name: "eurobert", bidirectional: true, ..BASE },
     Arch { name: "neo-bert", bidirectional: true, aliases: &[("enc.output_norm", "output_norm")], ..LLAMA },
     Arch { name: "jina-bert-v3", rope: Some(RopeStyle::NeoX), ..BERT },
@@ -435,7 +438,8 @@ pub const ARCHS: &[Arch] = &[
         rotated: Rotated::LocalOrDense,
         gating: Gating::Sigmoid,
         shared_factor: 0.5,
-        ..COHERE
+        normalised_experts: false,
+        ..LLAMA
     },
     Arch {
         name: "modern-bert",
@@ -444,6 +448,7 @@ pub const ARCHS: &[Arch] = &[
         global_first: true,
         act: Activation::GeluErf,
         head: HeadKind::Gelu,
+        optional_first_norm: true,
         ..LAYER_NORM
     },
     Arch {

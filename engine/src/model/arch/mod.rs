@@ -22,6 +22,8 @@ pub struct Arch {
     pub rope: Option<RopeStyle>,
     /// Which layers have RoPE.
     pub rotated: Rotated,
+    /// The base of RoPE, whatever the file states.
+    pub fixed_rope_base: Option<f32>,
     /// RoPE of layers with a window.
     pub local_rope: LocalRope,
     /// Default attention window of local layers in tokens; 0 for none.
@@ -48,6 +50,8 @@ pub struct Arch {
     pub divided_logits: bool,
     /// Whether attention is bidirectional (an encoder); `attention.causal` takes precedence.
     pub bidirectional: bool,
+    /// Whether such a model generates by diffusion.
+    pub diffusion: bool,
     /// Names of tensors in files of this family, without the suffix, and the names of the same tensors in others.
     pub aliases: &'static [(&'static str, &'static str)],
     /// Beginnings of the names of layer tensors that text does not use.
@@ -62,6 +66,8 @@ pub struct Arch {
     pub weighted_inputs: bool,
     /// Whether norms that have no tensor are computed without weights, instead of left out.
     pub plain_norms: bool,
+    /// Whether the first layer may lack the norm before attention (ModernBERT).
+    pub optional_first_norm: bool,
     /// Whether embeddings are normalised without weights.
     pub plain_embedding_norm: bool,
     /// Whether experts have no gate.
@@ -153,8 +159,8 @@ pub struct Arch {
     pub indexer_rotates_end: bool,
     /// What multi-token prediction reads of the model.
     pub mtp: Mtp,
-    /// Delta net: whether the epsilon of unit vectors is added to their squares, instead of a limit of the length.
-    pub l2_adds_eps: bool,
+    /// Delta nets: the epsilon of unit vectors, if it is not that of the norms.
+    pub l2_eps: Option<f32>,
     /// Delta net: whether its output is multiplied by the sigmoid of the gate, instead of the SiLU.
     pub sigmoid_delta_gate: bool,
     /// Whether `embedding_length_per_layer_input` is the width of embeddings of n-grams.
@@ -322,6 +328,9 @@ pub enum Rotated {
     All,
     /// All but the last of this many consecutive layers.
     AllBut(usize),
+    /// All but the first of this many consecutive layers; all layers if no layer has a window, or if the model has this many
+    /// layers (SmallThinker in llama.cpp).
+    AllButFirst(usize),
     /// Layers with a window.
     Local,
     /// Layers with a window; all if no layer has one.

@@ -4,6 +4,7 @@ use alloc::format;
 
 use super::MAX_WIDTH;
 use crate::error::LoadError;
+use crate::gguf::Gguf;
 use crate::model::arch::{Arch, Gating};
 use crate::model::keys::Keys;
 
@@ -78,6 +79,7 @@ pub(super) fn experts(
     arch: &Arch,
     n_embd: usize,
     n_ff: usize,
+    shards: &[Gguf<'_>],
 ) -> Result<Option<ExpertsConfig>, LoadError> {
     let n = match keys.u32("expert_count")? {
         None | Some(0) => return Ok(None),
@@ -119,7 +121,11 @@ pub(super) fn experts(
     {
         return Err(keys.wrong("expert_used_count", n_used, "at most the experts of the used groups"));
     }
-    let expert_ff = width("expert_feed_forward_length")?;
+    // llama.cpp takes feed_forward_length for some families, whatever the other key says
+    let expert_ff = match width("expert_feed_forward_length")? {
+        stated if stated != n_ff && expert_width(shards) == Some(n_ff as u64) => n_ff,
+        stated => stated,
+    };
     let n_ff_shared = match (keys.u32("expert_shared_feed_forward_length")?, keys.u32("expert_shared_count")?) {
         (None | Some(0), Some(count @ 1..)) => {
             let n = keys.in_range("expert_shared_count", Some(count), 1..=MAX_EXPERTS)?;
@@ -140,6 +146,13 @@ pub(super) fn experts(
         normalised: over_selected || keys.bool("expert_weights_norm")?.unwrap_or(arch.normalised_experts),
         scale: keys.optional("expert_weights_scale")?.unwrap_or(1.0),
     }))
+}
+
+/// Width of the feed-forward of an expert in the tensors of the first layer with experts.
+fn expert_width(shards: &[Gguf<'_>]) -> Option<u64> {
+    let is_down = |name: &str| name.ends_with(".ffn_down_exps.weight") || name.ends_with(".ffn_down.0.weight");
+    let mut tensors = shards.iter().flat_map(Gguf::tensors);
+    tensors.find(|t| is_down(t.name)).map(|t| t.dims[0])
 }
 
 /// Width of the latent space of the experts, if they have one.

@@ -13,7 +13,7 @@ use crate::kernels::elementwise::Xielu;
 use crate::math::{exp, ln, sqrt};
 use crate::model::arch::{Arch, ExpertInput, Rotated, ScoreScale, Swiglu};
 use crate::model::keys::Keys;
-use crate::model::mixers::{LayerKind, MixerKind};
+use crate::model::mixers::LayerKind;
 use crate::model::rotary::RopeConfig;
 
 /// Attention windows and RoPE variants of the layers.
@@ -26,7 +26,9 @@ pub(super) fn layers(
     causal: bool,
 ) -> Result<(Vec<RopeConfig>, Vec<LayerConfig>), LoadError> {
     let n_layer = kinds.len();
-    let (window, local) = match keys.u32("attention.sliding_window")?.map_or(arch.window, |w| w as usize) {
+    let stated_window = keys.u32("attention.sliding_window")?.map_or(arch.window, |w| w as usize);
+    let has_window = stated_window > 0;
+    let (window, local) = match stated_window {
         // without a window the pattern is unused and not checked
         0 => (usize::MAX, vec![false; n_layer]),
         w => (arch.fixed_window.unwrap_or(w), pattern(keys, arch, n_layer)?),
@@ -78,6 +80,7 @@ pub(super) fn layers(
             _ if rope_pattern.is_some() => rope_pattern.as_ref().is_some_and(|pattern| pattern[i]),
             Rotated::All => true,
             Rotated::AllBut(n) => (i + 1) % n != 0,
+            Rotated::AllButFirst(n) => i % n != 0 || !has_window || n_layer == n,
             Rotated::Local => local,
             Rotated::LocalOrDense => local || i < n_dense,
             Rotated::LocalIfAny => local || !any_local,
@@ -174,9 +177,10 @@ pub(super) fn place(
 /// Widths of the dense feed-forwards; 0 in layers without a feed-forward.
 fn ff_widths(keys: &Keys<'_, '_>, arch: &Arch, kinds: &[LayerKind], n_embd: usize) -> Result<Vec<usize>, LoadError> {
     let name = "feed_forward_length";
-    // layers of DeepSeek-V4 have experts only, and files do not state another width
-    let is_known = keys.has(name) || kinds.iter().all(|kind| kind.mixer != MixerKind::Compressed);
-    let widths = keys.per_layer_u32(if is_known { name } else { "expert_feed_forward_length" }, kinds.len())?;
+    // where all layers have experts (DeepSeek-V4, Qwen3.5), files do not state another width
+    let experts = "expert_feed_forward_length";
+    let is_known = keys.has(name) || !keys.has(experts);
+    let widths = keys.per_layer_u32(if is_known { name } else { experts }, kinds.len())?;
     let width = |i: usize| {
         if !kinds[i].has_ffn {
             return Ok(0);

@@ -1,6 +1,8 @@
 //! Hyper-parameters, read from untrusted metadata.
 
+mod activation;
 mod attention;
+mod diffusion;
 mod experts;
 mod layers;
 mod passes;
@@ -9,8 +11,10 @@ mod rope;
 use alloc::format;
 use alloc::vec::Vec;
 
+use activation::activation;
 pub use attention::{HeadConfig, TemperatureConfig};
 use attention::{slopes, temperature};
+pub use diffusion::DiffusionConfig;
 use experts::experts;
 pub use experts::{AdjugatesConfig, ExpertsConfig};
 use layers::{layers, place};
@@ -25,7 +29,7 @@ pub use super::ngrams::NgramConfig;
 use super::residual_attention::MAX_KEPT;
 use super::rotary::{RopeConfig, ScalingKind};
 use super::{mixers, mtp};
-use crate::error::LoadError;
+use crate::error::{LoadError, RequestError};
 use crate::gguf::Gguf;
 use crate::kernels::attention::{AttentionWindow, Compressor, KvLayout, KvType};
 use crate::kernels::elementwise::Xielu;
@@ -73,8 +77,10 @@ pub struct Config {
     pub logit_soft_cap: Option<f32>,
     /// Whether attention and feed-forward of all layers read the same residual stream (GPT-NeoX).
     pub parallel_residual: bool,
-    /// Whether attention is causal. If not, the model is an encoder: it embeds whole texts and cannot generate.
+    /// Whether attention is causal. If not, the model embeds whole texts, or generates by diffusion.
     pub causal: bool,
+    /// Of models that generate by diffusion ([`crate::diffusion`]).
+    pub diffusion: Option<DiffusionConfig>,
     /// Pooling of token states to an embedding, as numbered in the file ([`crate::embed::Pooling`]).
     pub pooling_type: Option<u32>,
     /// Pooling before the classification head, likewise.
@@ -230,13 +236,14 @@ impl Config {
         }
         let alibi = if alibi { Some(slopes(keys.positive("attention.max_alibi_bias", 8.0)?, n_head)) } else { None };
         let widths = keys.per_layer_u32("feed_forward_length", n_blocks)?.unwrap_or_default();
-        let experts = experts(&keys, arch, n_embd, widths.into_iter().max().unwrap_or(0) as usize)?;
+        let experts = experts(&keys, arch, n_embd, widths.into_iter().max().unwrap_or(0) as usize, shards)?;
         let compressed = mixers::compressed::read(&keys, arch, n_ctx_train, &mut layers, &mut ropes)?;
         let original_context = ropes.iter().find_map(|r| r.scaling).map_or(n_ctx_train, |s| s.original_context);
         let recurrent = mixers::read(&keys, arch, n_embd, &kinds, shards)?;
         let indexer = mixers::indexer::read(&keys, arch, shards, &mut layers, &mut ropes)?;
         let index_layers = indexer.map_or(0, |indexer| indexer.kv_heads().count());
         place(&keys, arch, &mut layers, recurrent.as_ref(), index_layers)?;
+        let n_vocab = vocabulary(shards)?;
         let hyper = HyperConfig::read(&keys)?;
         let streams = hyper.map_or(n_embd, |hyper| hyper.n * n_embd);
         let state_at = layers_state_len(recurrent.as_ref(), &layers);
@@ -244,9 +251,9 @@ impl Config {
         let mtp_layer =
             next_layer.filter(|l| arch.mtp != Mtp::Unsupported && mtp::is_supported(l) && indexer.is_none());
         Ok(Config {
-            arch: *arch,
+            arch: Arch { act: activation(&keys, arch)?, ..*arch },
             n_embd,
-            n_vocab: vocabulary(shards)?,
+            n_vocab,
             n_ctx_train,
             norm,
             norm_eps,
@@ -272,6 +279,10 @@ impl Config {
             logit_soft_cap: keys.optional("final_logit_softcapping")?,
             parallel_residual: keys.bool("use_parallel_residual")?.unwrap_or(arch.parallel),
             causal,
+            diffusion: match arch.diffusion && !causal {
+                true => Some(DiffusionConfig::read(gguf, n_vocab)?),
+                false => None,
+            },
             pooling_type: keys.u32("pooling_type")?,
             classifier_pooling: keys.u32("classifier.pooling_type")?,
             ropes,
@@ -317,6 +328,15 @@ impl Config {
         match self.residual_block {
             0 => [0, 0],
             block => [i.div_ceil(block), i / block + 1],
+        }
+    }
+
+    /// Why the model does not generate token by token, if it does not.
+    pub fn check_generates(&self) -> Result<(), RequestError> {
+        match (self.causal, self.diffusion) {
+            (true, _) => Ok(()),
+            (false, Some(_)) => Err(RequestError::Diffusion),
+            (false, None) => Err(RequestError::Encoder),
         }
     }
 

@@ -20,6 +20,7 @@ pub(super) fn rotations(
     key_dims: [Option<usize>; 2],
 ) -> Result<(RopeConfig, RopeConfig), LoadError> {
     let base = keys.above("rope.freq_base", 1.0, 10_000.0)?;
+    let base = arch.fixed_rope_base.unwrap_or(base);
     let name = "rope.dimension_count";
     let [n_rot, near_n_rot] = match key_dims {
         [Some(dim), None] => [rotated(keys, name, dim, dim)?; 2],

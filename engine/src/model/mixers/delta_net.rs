@@ -24,7 +24,7 @@ use super::{MAX_CONV, RecurrentConfig};
 use crate::error::LoadError;
 use crate::kernels::elementwise::{Activation, activate, gated, sigmoid};
 use crate::kernels::exp::exp;
-use crate::kernels::norm::{l2_norm, l2_norm_with_eps};
+use crate::kernels::norm::l2_norm_with_eps;
 use crate::kernels::panel::Matrix;
 use crate::kernels::recurrent::conv::{Conv, ConvRows, causal_conv};
 use crate::kernels::recurrent::delta_rule::{DeltaHeads, DeltaRows, delta_rule};
@@ -203,11 +203,11 @@ impl ForwardPass<'_, '_> {
         let conv_rows = ConvRows { x: input, stride, at: 0 };
         causal_conv(rows.cpu, rows.pool, conv, conv_rows, self.states, (states, state_at));
         let scale = 1.0 / sqrt(heads.k_dim as f32);
-        let l2 = if self.model.config.arch.l2_adds_eps { l2_norm_with_eps } else { l2_norm };
+        let eps = self.model.config.arch.l2_eps.unwrap_or(rows.eps);
         rows.each(input, stride, &|_, row| {
             activate(rows.cpu, Activation::Silu, &mut row[..channels]);
             for (i, head) in row[..2 * key].chunks_exact_mut(heads.k_dim).enumerate() {
-                l2(rows.cpu, head, rows.eps, if i < heads.n_key { scale } else { 1.0 });
+                l2_norm_with_eps(rows.cpu, head, eps, if i < heads.n_key { scale } else { 1.0 });
             }
         });
         let delta_rows = DeltaRows { x: input, stride, at: [0, key, 2 * key], gates, n_decay: heads.n_value };

@@ -28,7 +28,7 @@ use crate::error::LoadError;
 use crate::kernels::act::Floats;
 use crate::kernels::elementwise::{Activation, activate, multiply, sigmoid};
 use crate::kernels::exp::exp;
-use crate::kernels::norm::l2_norm;
+use crate::kernels::norm::l2_norm_with_eps;
 use crate::kernels::panel::Matrix;
 use crate::kernels::recurrent::conv::{Conv, ConvRows, causal_conv};
 use crate::kernels::recurrent::delta_rule::{DeltaHeads, DeltaRows, delta_rule};
@@ -278,12 +278,13 @@ impl ForwardPass<'_, '_> {
             state_at += m.c.conv_state_len();
         }
         let scale = 1.0 / sqrt(dim as f32);
+        let eps = self.model.config.arch.l2_eps.unwrap_or(rows.eps);
         rows.each(input, stride, &|_, row| {
             for (at, scale) in m.qkv_at.into_iter().zip([Some(scale), Some(1.0), None]) {
                 let part = &mut row[at..at + width];
                 activate(rows.cpu, Activation::Silu, part);
                 if let Some(scale) = scale {
-                    part.chunks_exact_mut(dim).for_each(|head| l2_norm(rows.cpu, head, rows.eps, scale));
+                    part.chunks_exact_mut(dim).for_each(|head| l2_norm_with_eps(rows.cpu, head, eps, scale));
                 }
             }
         });

@@ -65,7 +65,8 @@ impl Role {
         (row.role)(&scope, &t.dims)
     }
 
-    fn reserve(self, t: &TensorInfo<'_>, arena: &mut WeightArena) -> Result<TensorStorage, LoadError> {
+    /// Checks shape and type of a tensor.
+    fn check(self, t: &TensorInfo<'_>) -> Result<(), LoadError> {
         let fits = match self {
             Role::Matrices { n, rows, k } => t.dims == [k as u64, rows as u64, n as u64, 1],
             Role::Stacked { n, rows, k } => t.dims == [k as u64, (rows * n) as u64, 1, 1],
@@ -95,24 +96,27 @@ impl Role {
             };
             return Err(tensor_error(t.name, &format!("shape {:?}", &t.dims[..t.n_dims as usize]), &expected));
         }
-        let out_of_memory = |_| LoadError::OutOfMemory { what: "the weights", needed: t.len_bytes };
-        if let Role::Matrices { n, rows, k } | Role::Stacked { n, rows, k } = self {
-            if !t.dtype.supported() {
+        let (fits, expected) = match self {
+            Role::Matrices { .. } | Role::Stacked { .. } if !t.dtype.supported() => {
                 return Err(LoadError::Unsupported {
                     what: "tensor type",
                     found: format!("{} ({})", t.dtype.name(), t.name),
                     known: Dtype::SUPPORTED.map(Dtype::name).into(),
                 });
             }
-            let matrices = (0..n).map(|_| Matrix::zeroed_in(arena, t.dtype, rows, k)).collect::<Result<_, _>>();
-            return Ok(TensorStorage::Matrices(matrices.map_err(out_of_memory)?));
-        }
-        let (fits, expected) = match self {
+            Role::Matrices { .. } | Role::Stacked { .. } => (true, ""),
             Role::Integers { .. } => (t.dtype == Dtype::I32, "I32"),
             _ => (matches!(t.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16), "F32, F16 or BF16"),
         };
-        if !fits {
-            return Err(tensor_error(t.name, t.dtype.name(), expected));
+        if fits { Ok(()) } else { Err(tensor_error(t.name, t.dtype.name(), expected)) }
+    }
+
+    fn reserve(self, t: &TensorInfo<'_>, arena: &mut WeightArena) -> Result<TensorStorage, LoadError> {
+        self.check(t)?;
+        let out_of_memory = |_| LoadError::OutOfMemory { what: "the weights", needed: t.len_bytes };
+        if let Role::Matrices { n, rows, k } | Role::Stacked { n, rows, k } = self {
+            let matrices = (0..n).map(|_| Matrix::zeroed_in(arena, t.dtype, rows, k)).collect::<Result<_, _>>();
+            return Ok(TensorStorage::Matrices(matrices.map_err(out_of_memory)?));
         }
         let mut values = Vec::new();
         values.try_reserve_exact(t.n_elements() as usize).map_err(out_of_memory)?;
@@ -287,15 +291,28 @@ impl TensorStorage {
         c: &Config,
         arena: &mut WeightArena,
     ) -> Result<Option<TensorStorage>, LoadError> {
-        match Role::of(name, t, c) {
-            Some(role) => role.reserve(t, arena).map(Some),
-            None if is_ignored(name, c) || c.is_unused(name) => Ok(None),
-            None if IGNORED.iter().any(|s| t.name.ends_with(s)) => Ok(None),
-            None => {
-                let expected = format!("only tensors of the architecture `{}`", c.arch.name);
-                Err(tensor_error(t.name, "a tensor that this architecture does not use", &expected))
-            }
+        role(name, t, c)?.map(|role| role.reserve(t, arena)).transpose()
+    }
+}
+
+/// The role of a tensor; `None` if it is ignored.
+fn role(name: &str, t: &TensorInfo<'_>, c: &Config) -> Result<Option<Role>, LoadError> {
+    match Role::of(name, t, c) {
+        Some(role) => Ok(Some(role)),
+        None if is_ignored(name, c) || c.is_unused(name) => Ok(None),
+        None if IGNORED.iter().any(|s| t.name.ends_with(s)) => Ok(None),
+        None => {
+            let expected = format!("only tensors of the architecture `{}`", c.arch.name);
+            Err(tensor_error(t.name, "a tensor that this architecture does not use", &expected))
         }
+    }
+}
+
+/// Checks a tensor; returns whether the model uses it.
+pub(super) fn check(name: &str, t: &TensorInfo<'_>, c: &Config) -> Result<bool, LoadError> {
+    match role(name, t, c)? {
+        Some(role) => role.check(t).map(|()| true),
+        None => Ok(false),
     }
 }
 
@@ -390,7 +407,8 @@ pub(super) fn missing(c: &Config, has_tensor: impl Fn(&str) -> bool) -> Option<S
             (Part::AttnOutput, attention && !compressed || kind.mixer == MixerKind::Linear),
             (Part::Recurrent, recurrent),
             (Part::FeedForward, kind.has_ffn),
-            (Part::ExpertInput, kind.has_ffn && exists("ffn_gate_inp.weight")),
+            // without these a layer seems to have no feed-forward
+            (Part::ExpertInput, exists("ffn_gate_inp.weight")),
         ];
         for part in parts.into_iter().filter_map(|(part, is_there)| is_there.then_some(part)) {
             let tables = layer_tables(c, layer).unwrap_or_default();

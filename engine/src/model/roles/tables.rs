@@ -25,6 +25,15 @@ fn input_norm(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     if c.arch.plain_norms || has_gated_streams(c) { None } else { vector(c.n_embd) }
 }
 
+/// The norm of the input of attention.
+fn attention_norm(c: &Scope<'_>, dims: &[u64; 4]) -> Option<Role> {
+    match dims {
+        // not required
+        [0, ..] if c.arch.optional_first_norm && c.layer.block == 0 => None,
+        _ => input_norm(c, dims),
+    }
+}
+
 fn embedding_wide(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     vector(c.n_embd)
 }
@@ -173,7 +182,7 @@ pub(super) const MODEL_TENSORS: &[TensorRow] = &[
 /// The tensors of a layer; those of a layout are reported in this order.
 pub(super) const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("post_attention_norm.weight", embedding_wide).of(&[(Part::PreNorm, 0)]),
-    TensorRow::new("attn_norm.weight", input_norm).of(&[(Part::PreNorm, 1)]),
+    TensorRow::new("attn_norm.weight", attention_norm).of(&[(Part::PreNorm, 1)]),
     TensorRow::new("attn_norm.bias", embedding_wide),
     TensorRow::new("attn_res_score.weight", residual_score).need(Need::EachLayer),
     TensorRow::new("ffn_res_score.weight", residual_score).need(Need::EachLayer),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
+use starling::error::RequestError;
 use starling::pool::Inline;
 use starling::receipt::{VerifyError, verify};
 use starling_api::native::verify::{VerifyRequest, VerifyResponse};
@@ -34,7 +35,8 @@ pub async fn verify_receipt(
         None => server.model(None, None, &caller).await?,
     };
     let Some(sizes) = instance.engine else {
-        return Err(ApiError::refused(&starling::error::RequestError::Encoder, "receipt").into());
+        let refused = instance.model.config.check_generates().err().unwrap_or(RequestError::Encoder);
+        return Err(ApiError::refused(&refused, "receipt").into());
     };
     let receipt = body.receipt;
     let (tokens, digest) = (receipt.output.len(), receipt.digest.to_string());
