@@ -362,7 +362,7 @@ fn a_receipt_has_the_seed_of_its_request() {
     for seed in [5, 6, 5] {
         let receipt = ask(seed, true)["receipt"].clone();
         assert!(receipt.is_object(), "{receipt}");
-        assert_eq!(receipt["request"]["seed"], seed, "{receipt}");
+        assert_eq!(receipt["request"]["sampling"]["seed"], seed, "{receipt}");
     }
     ask(7, false);
     let before = computed(&server);

@@ -499,6 +499,8 @@ impl ModelPool {
         match self.load(entry).await {
             Ok(_) => Ok(()),
             Err(PoolError::Load { cause, .. }) => {
+                // the server ends: only the caller is to have the error
+                entry.state.send_replace(ModelState::Unloaded);
                 Err(Arc::try_unwrap(cause).unwrap_or_else(|cause| Failure::Usage(cause.to_string())))
             }
             Err(e) => Err(Failure::Memory(e.to_string())),

@@ -109,7 +109,7 @@ impl Shared {
             path: path.to_owned(),
             opener,
         };
-        let (database, index) = shared.open_file(|file| Ok(file), true)?;
+        let (database, index) = shared.open_file(Ok, true)?;
         shared.database = RwLock::new(Some(Open::Writable(database)));
         shared.index = Mutex::new(index);
         Ok(shared)
@@ -303,7 +303,7 @@ fn write(shared: &Shared, batch: &[Job]) -> Result<(), StateError> {
     let is_writable =
         matches!(&*shared.database.read().unwrap_or_else(PoisonError::into_inner), Some(Open::Writable(_)));
     if !is_writable {
-        let opened = shared.open_file(|file| Ok(file), false).map_err(|e| failed(&e))?;
+        let opened = shared.open_file(Ok, false).map_err(|e| failed(&e))?;
         set_open(shared, Some((Open::Writable(opened.0), opened.1)));
     }
     if batch.iter().all(|job| matches!(job, Job::Flush(_))) {

@@ -162,7 +162,7 @@ fn progress(
 
 /// Logs what was done to a model.
 fn log(administrator: &Administrator, action: &str, model: &str, result: &Result<(), ApiError>) {
-    administrator.log(action, model, result.as_ref().map(|()| ()).map_err(|e| e.message.as_str()));
+    administrator.log(action, model, result.as_ref().copied().map_err(|e| e.message.as_str()));
 }
 
 /// Adds a model under a name; the first request loads it.
