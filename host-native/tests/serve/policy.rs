@@ -270,12 +270,12 @@ fn rules_hold_where_texts_are_joined() {
     let arguments = json!({ "type": "function_call", "call_id": "c", "name": "f", "arguments": escaped });
     let result = json!({ "type": "function_call_output", "call_id": "c", "output": "x" });
     is_refused("/v1/responses", &json!({ "input": [user(json!("Hi")), arguments, result], "max_output_tokens": 1 }));
-    let blocks = texts("the red", "button");
-    is_refused("/v1/messages", &json!({ "model": "m", "messages": [user(blocks)], "max_tokens": 1 }));
+    let (model, blocks) = ("starling-tiny-q8_0", texts("the red", "button"));
+    is_refused("/v1/messages", &json!({ "model": model, "messages": [user(blocks)], "max_tokens": 1 }));
     let tools = json!([{ "name": "f", "description": "a red button", "input_schema": { "type": "object" } }]);
     is_refused(
         "/v1/messages",
-        &json!({ "model": "m", "messages": [user(json!("Hi"))], "tools": tools, "max_tokens": 1 }),
+        &json!({ "model": model, "messages": [user(json!("Hi"))], "tools": tools, "max_tokens": 1 }),
     );
     is_refused("/v1/generate", &json!({ "messages": [user(texts("the red", "button"))], "max_tokens": 1 }));
     // a text that continues a session
