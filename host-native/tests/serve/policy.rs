@@ -259,8 +259,9 @@ fn rules_hold_where_texts_are_joined() {
     ];
     let is_refused = |path: &str, body: &Value| {
         let response = server.post(path, body);
-        let error = response.json()["error"].clone();
-        assert_eq!((response.status, &error["code"]), (400, &json!("content_filter")), "{path} {body}: {error}");
+        // errors of Anthropic have no code
+        let is_blocked = response.text().contains("the prompt is not allowed on this server");
+        assert_eq!((response.status, is_blocked), (400, true), "{path} {body}: {}", response.text());
     };
     for body in &chats {
         for path in ["/v1/chat/completions", "/v1/chat/completions/input_tokens", "/v1/apply-template"] {
