@@ -200,13 +200,11 @@ impl Demands {
     }
 }
 
+type EachSchema<'a> = dyn FnMut(&Map<String, Value>, &str) -> Result<(), StructureError> + 'a;
+
 /// Calls `f` with each object of a schema that may be a schema, and its JSON pointer. Any object may be: a reference can lead
 /// to it.
-fn each(
-    value: &Value,
-    at: &mut String,
-    f: &mut dyn FnMut(&Map<String, Value>, &str) -> Result<(), StructureError>,
-) -> Result<(), StructureError> {
+fn each(value: &Value, at: &mut String, f: &mut EachSchema<'_>) -> Result<(), StructureError> {
     let len = at.len();
     let mut child = |at: &mut String, name: &str, value: &Value| {
         at.push('/');
