@@ -4,6 +4,7 @@
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use minijinja::value::{DynObject, Kwargs, Object, ObjectRepr, Rest, ValueKind, ValueOrKwargs, from_args};
@@ -21,22 +22,22 @@ const FILTERS: &[Builtin] = &[
     ("attr", || Value::from_function(filters::attr), None),
     ("batch", || Value::from_function(filters::batch), Some(Cost::Fill)),
     ("capitalize", || Value::from_function(filters::capitalize), Some(Cost::Shallow)),
-    ("count", || Value::from_function(filters::length), None),
+    ("count", length, None),
     ("d", || Value::from_function(filters::default), None),
     ("default", || Value::from_function(filters::default), None),
     ("dictsort", || Value::from_function(filters::dictsort), Some(Cost::Deep)),
     ("e", || Value::from_function(own::escape), Some(Cost::Deep)),
     ("escape", || Value::from_function(own::escape), Some(Cost::Deep)),
-    ("first", || Value::from_function(filters::first), None),
+    ("first", || own::of_defined(Value::from_function(filters::first), undefined), None),
     ("float", || Value::from_function(own::float), Some(Cost::Shallow)),
     ("format", || Value::from_function(filters::format), Some(Cost::Format)),
     ("groupby", || Value::from_function(filters::groupby), Some(Cost::Deep)),
     ("indent", || Value::from_function(filters::indent), Some(Cost::Indent)),
     ("int", || Value::from_function(own::int), Some(Cost::Shallow)),
-    ("items", || Value::from_function(filters::items), Some(Cost::Shallow)),
+    ("items", || own::of_defined(Value::from_function(filters::items), empty_list), Some(Cost::Shallow)),
     ("join", || Value::from_function(filters::join), Some(Cost::Join)),
-    ("last", || Value::from_function(filters::last), None),
-    ("length", || Value::from_function(filters::length), None),
+    ("last", || own::of_keys(own::of_defined(Value::from_function(filters::last), undefined)), Some(Cost::Shallow)),
+    ("length", length, None),
     ("list", || Value::from_function(filters::list), Some(Cost::Elements)),
     ("lower", || Value::from_function(filters::lower), Some(Cost::Shallow)),
     ("map", || own::of_truthy(Value::from_function(filters::map)), Some(Cost::Elements)),
@@ -46,7 +47,7 @@ const FILTERS: &[Builtin] = &[
     ("reject", || own::of_truthy(Value::from_function(filters::reject)), Some(Cost::Elements)),
     ("rejectattr", || own::of_truthy(Value::from_function(filters::rejectattr)), Some(Cost::Elements)),
     ("replace", || Value::from_function(own::replace), Some(Cost::ReplaceText)),
-    ("reverse", || Value::from_function(filters::reverse), Some(Cost::Elements)),
+    ("reverse", || own::of_keys(Value::from_function(filters::reverse)), Some(Cost::Elements)),
     ("round", || own::of_numbers(Value::from_function(filters::round)), None),
     ("safe", || Value::from_function(filters::safe), Some(Cost::Deep)),
     ("select", || own::of_truthy(Value::from_function(filters::select)), Some(Cost::Elements)),
@@ -105,6 +106,18 @@ const TESTS: &[Builtin] = &[
     ("undefined", || Value::from_function(tests::is_undefined), None),
     ("upper", || Value::from_function(own::is_upper), Some(Cost::Deep)),
 ];
+
+fn length() -> Value {
+    own::of_defined(Value::from_function(filters::length), || Value::from(0))
+}
+
+fn undefined() -> Value {
+    Value::UNDEFINED
+}
+
+fn empty_list() -> Value {
+    Value::from(Vec::<Value>::new())
+}
 
 /// Adds the filters, tests and functions to `env`, charged to `budget`.
 pub(super) fn install(env: &mut Environment<'_>, budget: &Budget) {

@@ -115,6 +115,28 @@ pub(super) fn of_numbers(filter: Value) -> Value {
     })
 }
 
+/// A filter of which jinja2's result for an undefined value is `undefined`: such a value has a length of 0 and no elements.
+pub(super) fn of_defined(filter: Value, undefined: fn() -> Value) -> Value {
+    Value::from_function(move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
+        let args = args.into_values();
+        match args.first() {
+            Some(value) if value.is_undefined() => Ok(undefined()),
+            _ => filter.call(state, &args),
+        }
+    })
+}
+
+/// A filter of lists that takes the keys of a mapping, in their order.
+pub(super) fn of_keys(filter: Value) -> Value {
+    Value::from_function(move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
+        let mut args = args.into_values();
+        if let Some(value) = args.first_mut().filter(|value| value.kind() == ValueKind::Map) {
+            *value = Value::from(value.try_iter()?.collect::<Vec<_>>());
+        }
+        filter.call(state, &args)
+    })
+}
+
 /// A filter that walks a list, which jinja2 does not look at if it is false: then the result is an empty list.
 pub(super) fn of_truthy(filter: Value) -> Value {
     Value::from_function(move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {

@@ -23,7 +23,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use minijinja::machinery::{Instruction, Instructions};
-use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
+use minijinja::value::{Rest, Tuple, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 
 /// The remaining budget in bytes; shared by clones.
@@ -319,7 +319,8 @@ fn slice(value: &Value, bounds: [Value; 3]) -> Result<Value, Error> {
         (_, ValueKind::Undefined) => Ok(Value::from(Vec::<Value>::new())),
         (_, ValueKind::Seq | ValueKind::Iterable) => {
             let items: Vec<Value> = value.try_iter()?.collect();
-            Ok(Value::from(indices(items.len()).filter_map(|i| items.get(i).cloned()).collect::<Vec<_>>()))
+            let part: Vec<Value> = indices(items.len()).filter_map(|i| items.get(i).cloned()).collect();
+            Ok(if value.is_tuple() { Value::from(Tuple::from(part)) } else { Value::from(part) })
         }
         // as in jinja2, for what cannot be sliced
         _ => Ok(Value::UNDEFINED),

@@ -6,7 +6,7 @@ mod calls;
 #[cfg(test)]
 mod dead_ends;
 mod gbnf;
-mod multiples;
+mod intersections;
 mod productive;
 mod schema;
 #[cfg(test)]
@@ -271,7 +271,7 @@ impl Form {
                     let text = gbnf::lark(text).map_err(|e| invalid(&format!("is no valid GBNF: {e}")))?;
                     return Ok(TopLevelGrammar::from_lark(text));
                 }
-                multiples::check_lark(text)?;
+                intersections::check_lark(text)?;
                 lark(text, schemas)?
             }
             Form::LarkOr(text, schemas, answer) => {

@@ -12,7 +12,7 @@ use llguidance::derivre::{Regex, RegexAst, RegexBuilder};
 use llguidance::regex_to_lark;
 use serde_json::{Map, Number, Value, json};
 
-use super::{StructureError, annotations, invalid, multiples};
+use super::{StructureError, annotations, intersections, invalid};
 
 /// Bytes of JSON that aliases and merged patterns may add to a schema: a small schema could otherwise refer to one large
 /// part many times.
@@ -57,8 +57,8 @@ pub(super) fn prepare(schema: &Value) -> Result<(Value, bool), StructureError> {
     let mut schema = schema.clone();
     let mut preparation = Preparation::default();
     let original = schema.clone();
-    multiples::check(&original)?;
     preparation.schema(&mut schema, String::new(), &original)?;
+    intersections::check(&original)?;
     // a reference may lead to a value that is not under a schema keyword
     while let Some(target) = preparation.targets.pop() {
         if !preparation.visited.contains(&target)

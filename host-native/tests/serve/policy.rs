@@ -259,8 +259,9 @@ fn rules_hold_where_texts_are_joined() {
     ];
     let is_refused = |path: &str, body: &Value| {
         let response = server.post(path, body);
-        let error = response.json()["error"].clone();
-        assert_eq!((response.status, &error["code"]), (400, &json!("content_filter")), "{path} {body}: {error}");
+        // errors of Anthropic have no code
+        let is_blocked = response.text().contains("the prompt is not allowed on this server");
+        assert_eq!((response.status, is_blocked), (400, true), "{path} {body}: {}", response.text());
     };
     for body in &chats {
         for path in ["/v1/chat/completions", "/v1/chat/completions/input_tokens", "/v1/apply-template"] {
@@ -270,12 +271,12 @@ fn rules_hold_where_texts_are_joined() {
     let arguments = json!({ "type": "function_call", "call_id": "c", "name": "f", "arguments": escaped });
     let result = json!({ "type": "function_call_output", "call_id": "c", "output": "x" });
     is_refused("/v1/responses", &json!({ "input": [user(json!("Hi")), arguments, result], "max_output_tokens": 1 }));
-    let blocks = texts("the red", "button");
-    is_refused("/v1/messages", &json!({ "model": "m", "messages": [user(blocks)], "max_tokens": 1 }));
+    let (model, blocks) = ("starling-tiny-q8_0", texts("the red", "button"));
+    is_refused("/v1/messages", &json!({ "model": model, "messages": [user(blocks)], "max_tokens": 1 }));
     let tools = json!([{ "name": "f", "description": "a red button", "input_schema": { "type": "object" } }]);
     is_refused(
         "/v1/messages",
-        &json!({ "model": "m", "messages": [user(json!("Hi"))], "tools": tools, "max_tokens": 1 }),
+        &json!({ "model": model, "messages": [user(json!("Hi"))], "tools": tools, "max_tokens": 1 }),
     );
     is_refused("/v1/generate", &json!({ "messages": [user(texts("the red", "button"))], "max_tokens": 1 }));
     // a text that continues a session

@@ -224,11 +224,11 @@ impl Automata {
                 let State::Char(set_a, next_a) = &self.states[a] else { continue };
                 match &self.states[b] {
                     State::End if set_a.intersects(follow, work)? => return Ok(true),
-                    State::Char(set_b, next_b) if !seen.contains(&(*next_a, *next_b)) => {
-                        if set_a.intersects(set_b, work)? {
-                            seen.insert((*next_a, *next_b));
-                            open.push((*next_a, *next_b));
-                        }
+                    State::Char(set_b, next_b)
+                        if !seen.contains(&(*next_a, *next_b)) && set_a.intersects(set_b, work)? =>
+                    {
+                        seen.insert((*next_a, *next_b));
+                        open.push((*next_a, *next_b));
                     }
                     _ => {}
                 }
