@@ -53,7 +53,7 @@ impl Now {
     pub fn format(&self, format: &str) -> String {
         let month_name = MONTHS.get(usize::from(self.month).wrapping_sub(1)).copied().unwrap_or("?");
         let day_name = DAYS[self.weekday()];
-        let hour12 = (self.hour + 11) % 12 + 1;
+        let hour12 = (u16::from(self.hour) + 11) % 12 + 1;
         let mut out = String::new();
         let mut chars = format.chars();
         while let Some(c) = chars.next() {
@@ -93,5 +93,60 @@ impl Now {
         let year = i64::from(self.year) - i64::from(early);
         let leaps = year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
         (year + leaps + shift + i64::from(self.day)).rem_euclid(7) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Python: `(datetime(1970, 1, 1) + timedelta(seconds=t)).strftime(format)`.
+    #[test]
+    fn equal_to_python() {
+        let cases = [
+            (0, "1970-01-01 00:00:00|Thu Thursday| 1 Jan January|12 AM|70"),
+            (-1, "1969-12-31 23:59:59|Wed Wednesday|31 Dec December|11 PM|69"),
+            (951_782_400, "2000-02-29 00:00:00|Tue Tuesday|29 Feb February|12 AM|00"),
+            (1_709_164_799, "2024-02-28 23:59:59|Wed Wednesday|28 Feb February|11 PM|24"),
+            (1_709_164_800, "2024-02-29 00:00:00|Thu Thursday|29 Feb February|12 AM|24"),
+            (1_709_208_000, "2024-02-29 12:00:00|Thu Thursday|29 Feb February|12 PM|24"),
+            (4_102_444_799, "2099-12-31 23:59:59|Thu Thursday|31 Dec December|11 PM|99"),
+            (-2_208_988_801, "1899-12-31 23:59:59|Sun Sunday|31 Dec December|11 PM|99"),
+            (253_402_300_799, "9999-12-31 23:59:59|Fri Friday|31 Dec December|11 PM|99"),
+        ];
+        for (seconds, expected) in cases {
+            let now = Now::from_unix(seconds);
+            assert_eq!(now.format("%Y-%m-%d %H:%M:%S|%a %A|%e %b %B|%I %p|%y"), expected, "{seconds}");
+            assert_eq!(now.format("%F %T"), expected[..19], "{seconds}");
+        }
+    }
+
+    #[test]
+    fn other_text_is_copied() {
+        let now = Now::from_unix(0);
+        assert_eq!(now.format("100%% é %Q%"), "100% é %Q%");
+        assert_eq!(now.format(""), "");
+    }
+
+    proptest! {
+        #[test]
+        fn days_follow_each_other(day in -800_000i64..3_000_000) {
+            let (today, next) = (Now::from_unix(day * 86_400), Now::from_unix((day + 1) * 86_400));
+            prop_assert_eq!((today.weekday() + 1) % 7, next.weekday());
+            let date = |now: Now| (now.year, now.month, now.day);
+            let (year, month, _) = date(today);
+            let new_year = if month == 12 { (year + 1, 1, 1) } else { (year, month + 1, 1) };
+            prop_assert!(date(next) == (year, month, today.day + 1) || date(next) == new_year);
+        }
+
+        #[test]
+        fn any_fields_and_any_format(
+            (year, month, day) in (any::<i32>(), any::<u8>(), any::<u8>()),
+            (hour, minute, second) in (any::<u8>(), any::<u8>(), any::<u8>()),
+            format in "(%?[A-Za-z%]| |é){0,12}",
+        ) {
+            Now { year, month, day, hour, minute, second }.format(&format);
+        }
     }
 }

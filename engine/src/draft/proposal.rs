@@ -109,3 +109,95 @@ impl Guess {
         Guess { token: best.0 as u32, probability: (1.0 / sum) as f32 }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::Cpu;
+    use crate::pool::Inline;
+
+    /// Guesses tokens 0, 1, 2, ... of each job with the given probabilities.
+    struct Script {
+        /// By job. A job without any has not caught up.
+        probabilities: Vec<Vec<f32>>,
+        n_guessed: Vec<usize>,
+        /// Tokens that can be appended.
+        n_free: usize,
+    }
+
+    impl Guesser for Script {
+        fn catch_up(&mut self, jobs: &[ProposalJob<'_>], budget: usize) -> Vec<BatchEntry> {
+            let entry = |job: usize| {
+                let picks = !self.probabilities[job].is_empty();
+                BatchEntry { job, tokens: jobs[job].tokens[..budget].to_vec(), pos: 0, picks }
+            };
+            (0..jobs.len()).map(entry).collect()
+        }
+
+        fn compute(&mut self, _: Exec<'_>, _: &[ProposalJob<'_>], batch: &[BatchEntry]) -> Vec<Guess> {
+            let mut guess = |entry: &BatchEntry| {
+                let n = self.n_guessed[entry.job];
+                self.n_guessed[entry.job] += 1;
+                Guess { token: n as u32, probability: self.probabilities[entry.job][n] }
+            };
+            batch.iter().filter(|entry| entry.picks).map(&mut guess).collect()
+        }
+
+        fn append(&mut self, _: RequestId, token: u32) -> Option<usize> {
+            self.n_free = self.n_free.checked_sub(1)?;
+            Some(100 + token as usize)
+        }
+    }
+
+    /// What is proposed to jobs of at most 4 tokens and a chance of at least 0.3.
+    fn proposals(probabilities: &[&[f32]], n_free: usize) -> Proposals {
+        let job = |i| ProposalJob { id: RequestId(i), tokens: &[7, 8, 9], salt: 0, max: 4, next: 1.0, min_chance: 0.3 };
+        let jobs: Vec<ProposalJob<'_>> = (0..probabilities.len() as u64).map(job).collect();
+        let probabilities = probabilities.iter().map(|p| p.to_vec()).collect();
+        let mut script = Script { probabilities, n_guessed: vec![0; jobs.len()], n_free };
+        propose(&mut script, Exec { cpu: Cpu::detect(), pool: &Inline }, &jobs, 2)
+    }
+
+    /// Numbers of tokens proposed.
+    fn lengths(proposals: &Proposals) -> Vec<Option<usize>> {
+        proposals.guesses.iter().map(|guesses| guesses.as_ref().map(Vec::len)).collect()
+    }
+
+    #[test]
+    fn proposals_end_where_tokens_are_unlikely() {
+        for (probabilities, expected, why) in [
+            (&[0.9; 9][..], 4, "the maximum of the job"),
+            (&[0.9, 0.39, 0.9][..], 1, "a token of low probability, which is not proposed"),
+            (&[0.2][..], 0, "no token is likely"),
+            (&[0.6, 0.6, 0.6, 0.6][..], 3, "the chance of all together: 0.36, then 0.216"),
+        ] {
+            assert_eq!(lengths(&proposals(&[probabilities], 9)), [Some(expected)], "{why}");
+        }
+    }
+
+    #[test]
+    fn jobs_share_batches() {
+        let found = proposals(&[&[0.9, 0.9, 0.1], &[], &[0.9, 0.1]], 9);
+        assert_eq!(lengths(&found), [Some(2), None, Some(1)]);
+        // two tokens of each job, then those of the jobs that go on
+        assert_eq!((found.n_batches, found.max_rows), (3, 6));
+        let tokens: Vec<u32> = found.guesses[0].iter().flatten().map(|guess| guess.token).collect();
+        assert_eq!(tokens, [0, 1]);
+        assert_eq!(lengths(&proposals(&[], 9)), []);
+    }
+
+    #[test]
+    fn proposals_end_without_memory() {
+        let found = proposals(&[&[0.9; 9], &[0.9; 9]], 3);
+        assert_eq!(lengths(&found), [Some(3), Some(2)]);
+    }
+
+    #[test]
+    fn the_most_probable_token() {
+        let guess = Guess::of(&[1.0, 3.0, 3.0, -100.0]);
+        assert_eq!(guess.token, 1);
+        // 1 / (1 + 1 + exp(-2))
+        assert!((guess.probability - 0.468_311).abs() < 1e-5, "{guess:?}");
+        assert_eq!(Guess::of(&[-5.0]), Guess { token: 0, probability: 1.0 });
+    }
+}

@@ -210,3 +210,87 @@ fn check_id(name: &'static str, token: u32, n_vocab: usize) -> Result<(), Reques
     }
     Err(RequestError::Option { name, found: token.to_string(), expected: "ids of the vocabulary" })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    /// Size of the vocabulary.
+    const N: usize = 10;
+
+    fn dry() -> Dry {
+        Dry { multiplier: 0.8, base: 1.75, allowed_length: 2, last_n: ALL_TOKENS, breakers: vec![vec![1], vec![2, 3]] }
+    }
+
+    /// Greedy options with one change.
+    fn options(change: impl FnOnce(&mut SamplingOptions)) -> SamplingOptions {
+        let mut options = SamplingOptions::greedy();
+        change(&mut options);
+        options
+    }
+
+    #[test]
+    fn ranges_have_these_ends() {
+        let valid = [
+            SamplingOptions::default(),
+            SamplingOptions::neutral(),
+            options(|o| o.logit_bias = vec![(9, f32::MIN), (0, f32::MAX)]),
+            options(|o| o.repeat_penalty = f32::MIN_POSITIVE),
+            options(|o| (o.typical_p, o.top_p) = (f32::MIN_POSITIVE, f32::MIN_POSITIVE)),
+            options(|o| (o.frequency_penalty, o.presence_penalty) = (-1e30, 1e30)),
+            options(|o| (o.min_p, o.temperature) = (1.0, f32::MAX)),
+            options(|o| (o.top_k, o.repeat_last_n, o.top_logprobs) = (u32::MAX, ALL_TOKENS, MAX_TOP_LOGPROBS)),
+            options(|o| o.dry = Some(dry())),
+            options(|o| o.dry = Some(Dry { multiplier: 0.0, base: 1.0, allowed_length: 1, ..dry() })),
+            options(|o| o.dry = Some(Dry { breakers: vec![vec![0; MAX_BREAKER_TOKENS]], ..dry() })),
+        ];
+        for options in valid {
+            assert_eq!(options.check(N), Ok(()), "{options:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_beyond_them_is_named() {
+        let with_dry = |dry: Dry| options(|o| o.dry = Some(dry));
+        let invalid = [
+            ("logit_bias", "10", options(|o| o.logit_bias = vec![(10, 0.0)])),
+            ("logit_bias", "NaN", options(|o| o.logit_bias = vec![(1, f32::NAN)])),
+            ("logit_bias", "3", options(|o| o.logit_bias = vec![(3, 1.0), (5, 1.0), (3, 2.0)])),
+            ("repeat_penalty", "0", options(|o| o.repeat_penalty = 0.0)),
+            ("repeat_penalty", "inf", options(|o| o.repeat_penalty = f32::INFINITY)),
+            ("frequency_penalty", "NaN", options(|o| o.frequency_penalty = f32::NAN)),
+            ("presence_penalty", "-inf", options(|o| o.presence_penalty = f32::NEG_INFINITY)),
+            ("dry.multiplier", "-1", with_dry(Dry { multiplier: -1.0, ..dry() })),
+            ("dry.base", "0.5", with_dry(Dry { base: 0.5, ..dry() })),
+            ("dry.base", "NaN", with_dry(Dry { base: f32::NAN, ..dry() })),
+            ("dry.allowed_length", "0", with_dry(Dry { allowed_length: 0, ..dry() })),
+            ("dry.breakers", "0", with_dry(Dry { breakers: vec![vec![]], ..dry() })),
+            ("dry.breakers", "10", with_dry(Dry { breakers: vec![vec![1, 10]], ..dry() })),
+            ("dry.breakers", "65537", with_dry(Dry { breakers: vec![vec![0; 65_536], vec![0]], ..dry() })),
+            ("typical_p", "0", options(|o| o.typical_p = 0.0)),
+            ("top_p", "1.5", options(|o| o.top_p = 1.5)),
+            ("top_p", "NaN", options(|o| o.top_p = f32::NAN)),
+            ("min_p", "-0.1", options(|o| o.min_p = -0.1)),
+            ("temperature", "-1", options(|o| o.temperature = -1.0)),
+            ("temperature", "inf", options(|o| o.temperature = f32::INFINITY)),
+            ("top_logprobs", "201", options(|o| o.top_logprobs = 201)),
+        ];
+        for (expected, value, options) in invalid {
+            match options.check(N) {
+                Err(RequestError::Option { name, found, .. }) => assert_eq!((name, found.as_str()), (expected, value)),
+                other => panic!("{expected} = {value}: found {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn penalties_without_effect_cost_nothing() {
+        assert!(!options(|o| o.repeat_last_n = 64).counts_tokens());
+        assert!(options(|o| o.presence_penalty = 0.5).counts_tokens());
+        assert!(!options(|o| (o.presence_penalty, o.repeat_last_n) = (0.5, 0)).counts_tokens());
+        assert!(options(|o| o.dry = Some(dry())).active_dry().is_some());
+        assert_eq!(options(|o| o.dry = Some(Dry { multiplier: 0.0, ..dry() })).active_dry(), None);
+        assert_eq!(options(|o| o.dry = Some(Dry { last_n: 0, ..dry() })).active_dry(), None);
+    }
+}

@@ -536,7 +536,7 @@ impl Options {
     fn dry(&self) -> Result<Option<Dry>, ApiError> {
         let at_least = |name: &'static str, value: f64, least: f64| {
             let message = || format!("{name} is {value}, expected a number of {least} or more");
-            if value >= least { Ok(()) } else { Err(ApiError::param(name, message())) }
+            if value >= least && value.is_finite() { Ok(()) } else { Err(ApiError::param(name, message())) }
         };
         let (multiplier, base) = (self.dry_multiplier.unwrap_or(0.0), self.dry_base.unwrap_or(1.75));
         let (allowed_length, last_n) = (self.dry_allowed_length.unwrap_or(2), self.dry_penalty_last_n.unwrap_or(-1));
