@@ -229,7 +229,7 @@ impl RenderedTools {
     /// that is parsed. `ids` are those of the calls; with `has_schema`, other answers follow a schema.
     pub fn output(&mut self, model: &Model, plan: OutputPlan, ids: CallIds, has_schema: bool) -> OutputPlan {
         let _ = model;
-        let plan = plan.schema(has_schema);
+        let plan = plan.schema(has_schema).enforced(self.is_constrained);
         #[cfg(feature = "forms")]
         if let Some(calls) = &mut self.calls {
             *calls.style = plan.call_style(&model.tokenizer);
@@ -301,9 +301,10 @@ fn wrong(at: &str, what: &str) -> ApiError {
     ApiError::param(at, format!("{at} {what}"))
 }
 
-/// Whether an answer that ended with `reason` may have ended inside a tool call: only the model's own end does not cut.
+/// Whether an answer that ended with `reason` was cut, so that it may have ended inside a tool call. A stop string is the end
+/// that the request wants: what is no whole call before it is text.
 pub fn is_truncated(reason: Option<FinishReason>) -> bool {
-    !matches!(reason, Some(FinishReason::StopToken(_) | FinishReason::Complete))
+    !matches!(reason, Some(FinishReason::StopToken(_) | FinishReason::StopString(_) | FinishReason::Complete))
 }
 
 /// IDs of tool calls: distinct within a response, and between responses whose hosts draw distinct numbers.

@@ -13,6 +13,7 @@ use starling::kernels::Cpu;
 use starling::kv::KvStats;
 use starling::model::Model;
 use starling::tokenizer::DecodeOptions;
+use starling_api::output::ModelForms;
 
 use super::super::config::{Live, Settings};
 use super::super::kv_disk::Namespace;
@@ -49,6 +50,8 @@ pub struct ModelInstance {
     /// OpenAI's `system_fingerprint`.
     pub fingerprint: String,
     pub template: ChatTemplate,
+    /// Forms of calls and reasoning, by template and vocabulary.
+    pub forms: ModelForms,
     pub grammars: Grammars,
     /// `None` for encoders, which only embed.
     pub engine: Option<EngineOptions>,
