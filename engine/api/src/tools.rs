@@ -301,10 +301,9 @@ fn wrong(at: &str, what: &str) -> ApiError {
     ApiError::param(at, format!("{at} {what}"))
 }
 
-/// Whether an answer that ended with `reason` was cut, so that it may have ended inside a tool call. A stop string is the end
-/// that the request wants: what is no whole call before it is text.
+/// Whether an answer that ended with `reason` may have ended inside a tool call: only the model's own end does not cut.
 pub fn is_truncated(reason: Option<FinishReason>) -> bool {
-    !matches!(reason, Some(FinishReason::StopToken(_) | FinishReason::StopString(_) | FinishReason::Complete))
+    !matches!(reason, Some(FinishReason::StopToken(_) | FinishReason::Complete))
 }
 
 /// IDs of tool calls: distinct within a response, and between responses whose hosts draw distinct numbers.
