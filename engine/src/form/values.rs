@@ -152,6 +152,9 @@ fn is_of_type(value: &Value, name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use alloc::format;
+    use alloc::string::ToString;
+
     use super::*;
     use serde_json::json;
 
@@ -182,12 +185,14 @@ mod tests {
 
     #[test]
     fn work_is_bounded() {
-        // each level doubles the number of schemas
-        let mut schema = json!({ "type": "string" });
-        for _ in 0..24 {
-            schema = json!({ "allOf": [{ "$ref": "#/$defs/x" }, schema] });
+        // each level doubles the number of schemas; beyond the bound, anything is allowed
+        let mut levels = serde_json::Map::new();
+        for i in 0..MAX_DEPTH - 2 {
+            let next = json!({ "$ref": format!("#/$defs/{}", i + 1) });
+            levels.insert(i.to_string(), json!({ "anyOf": [next, next] }));
         }
-        schema["$defs"] = json!({ "x": { "anyOf": [{ "$ref": "#/$defs/x" }, { "$ref": "#/$defs/x" }] } });
+        levels.insert((MAX_DEPTH - 2).to_string(), json!({ "type": "string" }));
+        let schema = json!({ "$ref": "#/$defs/0", "$defs": levels });
         let root = ValueSchema::new(&schema);
         assert!(root.accepts(&json!(1)) && root.choices().is_none() && root.property("a").is_none());
     }
