@@ -55,6 +55,12 @@ impl<'a> ValueSchema<'a> {
         self.accepts(&Value::from("\u{0}"))
     }
 
+    /// Whether any text is allowed, and nothing else.
+    pub fn is_text(self) -> bool {
+        let others = [Value::Null, true.into(), 0.into(), Value::Array(Vec::new()), Value::Object(Default::default())];
+        self.accepts_text() && !others.iter().any(|value| self.accepts(value))
+    }
+
     /// The values of an enumeration; `None` if the schema is none.
     pub fn choices(self) -> Option<Vec<&'a Value>> {
         let mut choices = self.list_choices(self.schema, 0, &Cell::new(0))?;

@@ -125,8 +125,7 @@ impl Calls {
         let is_text = |value: &&Value| value.is_string();
         let choices = rules.choices().filter(|all| !all.is_empty() && all.len() <= MAX_CHOICES);
         // without quotes nothing tells a text from another value, so a text that is allowed is one
-        let is_plain =
-            |quote: &str| rules.accepts_text() && (!rules.is_free() && quote.is_empty() || schema["type"] == "string");
+        let is_plain = |quote: &str| rules.accepts_text() && (!rules.is_free() && quote.is_empty() || rules.is_text());
         let (quote, choices) = match (&style.quote, choices) {
             (Some(quote), Some(all)) if all.iter().all(is_text) || (quote.is_empty() && all.iter().any(is_text)) => {
                 (quote.clone(), Some(all))
@@ -365,6 +364,52 @@ mod tests {
             (false, true, &format!("So: {other}"), None),
         ] {
             assert_eq!(match_text(&form(is_forced, parallel), text), expected, "{is_forced} {parallel} {text}");
+        }
+    }
+
+    /// An enforced value contains its closing tag where no other tag follows it.
+    #[test]
+    fn values_may_contain_their_closing_tag() {
+        let style = |key: &str, after_key: &str, after_value: &str, quote: &str, texts: [&str; 4]| {
+            let [open, before_name, after_name, after_args] = texts.map(ToString::to_string);
+            let params = ParamStyle {
+                key: key.into(),
+                after_key: after_key.into(),
+                after_value: after_value.into(),
+                between: if quote.is_empty() { String::new() } else { ",".into() },
+                quote: Some(quote.into()),
+            };
+            let (between, last) = (String::new(), String::new());
+            CallStyle {
+                open,
+                before_name,
+                after_name,
+                after_args,
+                between,
+                last,
+                quotes_names: false,
+                params: Some(params),
+                tokens: Vec::new(),
+            }
+        };
+        let tags = style("\n<p=", ">\n", "\n</p>", "", ["<f=", "", ">", "\n</f>"]);
+        let pairs = style("", ":", "", "<q>", ["<c>", "call:", "{", "}</c>"]);
+        let schema = json!({ "type": "object", "required": ["a", "b"], "$defs": { "t": { "type": "string" } },
+            "properties": { "a": { "$ref": "#/$defs/t" }, "b": { "enum": ["x", 7] }, "c": { "type": "integer" } } });
+        let tools = [json!({ "function": { "name": "f", "parameters": schema } })];
+        let call = |a: &str, b: &str, c: &str| format!("<f=f>\n<p=a>\n{a}\n</p>\n<p=b>\n{b}\n</p>{c}\n</f>");
+        for (style, text, expected) in [
+            (&tags, call("one", "x", ""), Some(true)),
+            (&tags, call("one\n</p>\ntwo </p> three\n</p>", "7", "\n<p=c>\n12\n</p>"), Some(true)),
+            (&tags, call("one\n</p>\n<p>two", "x", ""), Some(true)),
+            (&tags, call("one\n</p>\n<p=two>", "x", ""), None),
+            (&tags, call("one\n</p>\n</f>", "x", ""), None),
+            (&tags, call("one", "y", ""), None),
+            (&pairs, "<c>call:f{a:<q>one <q> two<q>,b:\"x\"}</c>".into(), Some(true)),
+            (&pairs, "<c>call:f{a:<q>one<q>,two<q>,b:\"x\"}</c>".into(), None),
+        ] {
+            let form = Calls::with_style(style.clone(), &tools, 0..1, true, false).form();
+            assert_eq!(match_text(&form, &text), expected, "{text}");
         }
     }
 }
