@@ -7,6 +7,10 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+pub use self::values::ValueSchema;
+
+mod values;
+
 /// An output constraint: the text of the answer must match it.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]

@@ -1,13 +1,14 @@
 //! Chat completions, and the same in the forms of OpenAI's Responses and Anthropic's Messages, with the functions of
 //! `starling-api` that the server uses.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::mem;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use starling::chat::Now;
+use starling::chat::{ChatError, ChatTemplate, Now};
 use starling::engine::{Event, FinishReason, Request, RequestId};
 use starling::sampler::{ALL_TOKENS, Constraint};
 use starling_api::answer::Answer;
@@ -18,7 +19,7 @@ use starling_api::messages::{chat_end, chat_request, check_messages};
 use starling_api::openai::chat::{ChatCompletionRequest, ChatPlan, ChatWriter};
 use starling_api::openai::options::{Limits, Options, RequestPlan, Scope};
 use starling_api::openai::response::{ResponseHead, system_fingerprint};
-use starling_api::output::{FormNames, OutputPlan, reasoning_constraint};
+use starling_api::output::{FormNames, ModelForms, OutputPlan, detect_forms, reasoning_constraint};
 use starling_api::parse::ParseBody;
 use starling_api::parts::{AnswerForm, AnswerWriter};
 use starling_api::responses::request::ResponsesRequest;
@@ -262,6 +263,8 @@ impl EventSink for Chunks {
 pub(crate) struct Completions {
     next: u32,
     open: BTreeMap<u32, Completion>,
+    /// The forms of the model with the template used last; requests rarely change it.
+    forms: RefCell<Option<(String, ModelForms)>>,
     requests: BTreeMap<RequestId, (u32, usize)>,
 }
 
@@ -374,7 +377,7 @@ impl Session {
         let variables = chat.template_variables()?;
         let parallel = chat.parallel_tool_calls != Some(false);
         let source = self.template_source(page.template.as_deref());
-        let output = chat.output(source, FormNames::default())?;
+        let output = chat.output(self.forms(source).map_err(ApiError::from)?, FormNames::default())?;
         let budget = chat.thinking_budget_tokens;
         let mut tools = parse_tool_choice(source, chat.tools, chat.tool_choice, parallel)?;
         let form = constraint.form()?;
@@ -449,6 +452,17 @@ impl Session {
             _ => None,
         };
         Ok(Opened { completion: number, prompt_tokens, n, stream, constraint, param })
+    }
+
+    /// The forms of calls and reasoning with the template `source`.
+    fn forms(&self, source: &str) -> Result<ModelForms, ChatError> {
+        let mut known = self.completions.forms.borrow_mut();
+        let forms = match known.as_ref().filter(|(known, _)| known == source) {
+            Some((_, forms)) => *forms,
+            None => detect_forms(&ChatTemplate::new(source)?, &self.model.tokenizer),
+        };
+        *known = Some((source.into(), forms));
+        Ok(forms)
     }
 
     /// Starts a choice of a completion; returns the id of its request.

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use serde_json::json;
-use starling_api::output::{FORMS, FormNames, OutputPlan};
+use starling_api::output::{FORMS, FormNames, ModelForms, OutputPlan};
 use starling_api::tools::CallIds;
 
 const N_TOKENS: usize = 200_000;
@@ -22,7 +22,7 @@ fn main() {
     );
     let measure = |label: &str, form: &str, text: &str| {
         let names = FormNames { calls: Some(form), reasoning: Some("think") };
-        let plan = OutputPlan::new("", names).tools(tools.clone().into(), CallIds::default());
+        let plan = OutputPlan::new(ModelForms::default(), names).tools(tools.clone().into(), CallIds::default());
         let text = text.repeat(4 * N_TOKENS / text.len() + 1);
         let mut parser = plan.parser(0);
         let (mut n_pieces, start) = (0, Instant::now());

@@ -10,7 +10,7 @@ use crate::tools::normalise_tool_calls;
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 
 /// Fields of a message that a session keeps and gives to the template: those that chat APIs define.
-const MESSAGE_FIELDS: [&str; 9] = [
+const MESSAGE_FIELDS: [&str; 10] = [
     "role",
     "content",
     "name",
@@ -20,6 +20,7 @@ const MESSAGE_FIELDS: [&str; 9] = [
     "reasoning_content",
     "reasoning",
     "thinking",
+    "thought",
 ];
 
 /// Checks messages. Content in parts becomes one text, and arguments of tool calls become objects.
@@ -57,11 +58,11 @@ fn check_message(i: usize, message: Json) -> Result<Json, ApiError> {
         Some((_, Json::Null)) | None => return Err(at(".content", "is missing".into())),
         Some(_) => return Err(at(".content", "is neither a string nor a list of parts".into())),
     }
-    // the names of the reasoning in other APIs; templates have that of the first
+    // the names of the reasoning in other APIs; the name that a template has is added when it renders
     let is_text = |name: &str| fields.iter().any(|(other, value)| other == name && matches!(value, Json::Str(_)));
     if role == "assistant"
         && !is_text("reasoning_content")
-        && let Some(name) = ["reasoning", "thinking"].into_iter().find(|name| is_text(name))
+        && let Some(name) = ["reasoning", "thinking", "thought"].into_iter().find(|name| is_text(name))
         && let Some((_, text)) = fields.iter().find(|(other, _)| other == name).cloned()
     {
         fields.retain(|(other, _)| other != "reasoning_content");

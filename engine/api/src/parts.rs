@@ -7,7 +7,7 @@ use crate::answer::{Answer, Usage};
 use crate::error::ErrorBody;
 use crate::output::{OutputParser, Piece};
 use crate::stream::{EventSink, StreamWriter};
-use crate::tools::{FunctionCall, ToolCall, is_truncated};
+use crate::tools::{ToolCall, is_truncated};
 use crate::update::Update;
 
 /// A part of an answer. Parts of the same kind in a row belong together, except calls.
@@ -17,8 +17,13 @@ pub enum Part {
     Reasoning(String),
     /// New text.
     Text(String),
-    /// A complete tool call.
-    Call(ToolCall),
+    /// A tool call; not complete if the answer was cut within it.
+    Call {
+        /// The call.
+        call: ToolCall,
+        /// Whether the model wrote it whole.
+        is_complete: bool,
+    },
 }
 
 /// How one API writes an answer.
@@ -50,8 +55,6 @@ pub struct AnswerWriter<F> {
     parser: OutputParser,
     answer: Answer,
     form: F,
-    /// The call that is written.
-    call: Option<ToolCall>,
     /// Whether the last token is one of reasoning.
     is_reasoning: bool,
 }
@@ -59,7 +62,7 @@ pub struct AnswerWriter<F> {
 impl<F: AnswerForm> AnswerWriter<F> {
     /// A writer without parts yet.
     pub fn new(parser: OutputParser, form: F) -> AnswerWriter<F> {
-        AnswerWriter { parser, answer: Answer::default(), form, call: None, is_reasoning: false }
+        AnswerWriter { parser, answer: Answer::default(), form, is_reasoning: false }
     }
 
     /// The answer so far.
@@ -77,16 +80,7 @@ impl<F: AnswerForm> AnswerWriter<F> {
             match piece {
                 Piece::Content(text) => self.form.part(Part::Text(text), sink),
                 Piece::Reasoning(text) => self.form.part(Part::Reasoning(text), sink),
-                Piece::CallStart { index, id, name } => {
-                    let function = FunctionCall { name, arguments: String::new() };
-                    self.call = Some(ToolCall { index, id, kind: "function", function });
-                }
-                Piece::CallArguments { json, .. } => {
-                    self.call.iter_mut().for_each(|call| call.function.arguments.push_str(&json));
-                }
-                Piece::CallEnd { .. } => {
-                    self.call.take().into_iter().for_each(|call| self.form.part(Part::Call(call), sink));
-                }
+                Piece::Call { call, is_complete } => self.form.part(Part::Call { call, is_complete }, sink),
             }
         }
     }
@@ -149,14 +143,14 @@ pub fn stop_string<'a>(answer: &Answer, stops: &'a [String]) -> Option<&'a str> 
 #[cfg(test)]
 pub(crate) mod testing {
     use super::*;
-    use crate::output::{FormNames, OutputPlan};
+    use crate::output::{FormNames, ModelForms, OutputPlan};
     use crate::tools::CallIds;
     use serde_json::Value;
 
     /// A parser of calls as Hermes writes them.
     pub(crate) fn hermes() -> OutputParser {
         let names = FormNames { calls: Some("hermes"), reasoning: None };
-        OutputPlan::new("", names).tools([].into(), CallIds::new(1)).parser(0)
+        OutputPlan::new(ModelForms::default(), names).tools([].into(), CallIds::new(1)).parser(0)
     }
 
     /// A parser that takes all text as content.

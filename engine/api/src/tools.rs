@@ -261,7 +261,7 @@ impl RenderedTools {
     /// that is parsed. `ids` are those of the calls; with `has_schema`, other answers follow a schema.
     pub fn output(&mut self, model: &Model, plan: OutputPlan, ids: CallIds, has_schema: bool) -> OutputPlan {
         let _ = model;
-        let plan = plan.schema(has_schema);
+        let plan = plan.schema(has_schema).enforced(self.is_constrained);
         #[cfg(feature = "forms")]
         if let Some(calls) = &mut self.calls {
             *calls.style = plan.call_style(&model.tokenizer);

@@ -161,6 +161,8 @@ pub struct ChatTemplate {
     limits: ChatLimits,
     /// Whether the role `developer` is one of its own; if not, it is given `system`.
     has_developer_role: bool,
+    /// Names that it has for earlier reasoning.
+    reasoning_names: Arc<[&'static str]>,
 }
 
 const NAME: &str = "chat";
@@ -211,7 +213,9 @@ impl ChatTemplate {
             Ok(Program { main: meter::instrument(&compiled.instructions), blocks })
         })?;
         let has_developer_role = messages::has_developer_role(source);
-        Ok(ChatTemplate { source: source.to_owned(), program: Arc::new(program), limits, has_developer_role })
+        let (source, program) = (source.to_owned(), Arc::new(program));
+        let reasoning_names = messages::reasoning_names(&source).into();
+        Ok(ChatTemplate { source, program, limits, has_developer_role, reasoning_names })
     }
 
     fn environment(&self, budget: &Budget) -> Environment<'static> {
@@ -243,7 +247,22 @@ impl ChatTemplate {
         if let Some((name, _)) = request.variables.iter().find(|(name, _)| is_reserved_variable(name)) {
             return Err(ChatError::Reserved(name.clone()));
         }
-        let messages = messages::prepare(request, self.has_developer_role)?;
+        let messages = messages::prepare(request, self.has_developer_role, &self.reasoning_names)?;
+        match self.render_messages(request, &messages, tokenizer) {
+            Err(refused @ ChatError::Refused(_)) => match messages::merge_reasoning(&messages) {
+                Some(merged) => self.render_messages(request, &merged, tokenizer).map_err(|_| refused),
+                None => Err(refused),
+            },
+            result => result,
+        }
+    }
+
+    fn render_messages(
+        &self,
+        request: &ChatRequest,
+        messages: &[Json],
+        tokenizer: &Tokenizer,
+    ) -> Result<Rendered, ChatError> {
         let strings = messages.iter().chain(&request.tools);
         let shield = Shield::new(tokenizer, strings.chain(request.variables.iter().map(|(_, value)| value)));
         let token = |id: Option<u32>| {

@@ -9,7 +9,7 @@ use core::ops::Range;
 use serde_json::{Value, json};
 
 use super::{Form, literal};
-use crate::form::{CallStyle, ParamStyle};
+use crate::form::{CallStyle, ParamStyle, ValueSchema};
 
 /// Name of the grammar of answers without calls.
 pub(super) const ANSWER: &str = "answer";
@@ -100,9 +100,8 @@ impl Calls {
                     property.entry(definitions).or_insert_with(|| all.clone());
                 }
             }
-            let (before, after) =
-                (self.text(&format!("{}{key}{}", style.key, style.after_key)), self.text(&style.after_value));
-            let value = self.value(style, property, &after);
+            let before = self.text(&format!("{}{key}{}", style.key, style.after_key));
+            let value = self.value(style, property, &style.after_value);
             self.rules += &format!("param_{n}_{i}: {before} {value}\n");
             let rest = tails[0].clone();
             for (which, tail) in tails.iter_mut().enumerate() {
@@ -122,25 +121,41 @@ impl Calls {
 
     /// A value of a schema, and the text `after` it.
     fn value(&mut self, style: &ParamStyle, schema: Value, after: &str) -> String {
-        let is_plain = schema["type"] == "string" && schema.get("enum").is_none();
-        let texts = schema["enum"].as_array().filter(|all| all.iter().all(Value::is_string));
-        let quote = match &style.quote {
-            Some(quote) if is_plain || texts.is_some() => quote.clone(),
-            _ => return format!("{} {after}", self.schema(schema)),
+        let rules = ValueSchema::new(&schema);
+        let is_text = |value: &&Value| value.is_string();
+        let choices = rules.choices().filter(|all| !all.is_empty() && all.len() <= MAX_CHOICES);
+        // without quotes nothing tells a text from another value, so a text that is allowed is one
+        let is_plain = |quote: &str| rules.accepts_text() && (!rules.is_free() && quote.is_empty() || rules.is_text());
+        let (quote, choices) = match (&style.quote, choices) {
+            (Some(quote), Some(all)) if all.iter().all(is_text) || (quote.is_empty() && all.iter().any(is_text)) => {
+                (quote.clone(), Some(all))
+            }
+            (Some(quote), None) if is_plain(quote) => (quote.clone(), None),
+            _ => return format!("{} {}", self.schema(schema), self.text(after)),
         };
-        if let Some(texts) = texts {
-            let texts: Vec<String> =
-                texts.iter().filter_map(|text| text.as_str()).map(|text| self.text(text)).collect();
+        if let Some(choices) = choices {
+            let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), ToString::to_string);
+            let texts: Vec<String> = choices.into_iter().map(|value| self.text(&text(value))).collect();
             let quote = self.text(&quote);
-            return format!("{quote} ({}) {quote} {after}", texts.join(" | "));
+            return format!("{quote} ({}) {quote} {}", texts.join(" | "), self.text(after));
         }
-        let close = if quote.is_empty() { after.to_string() } else { self.text(&quote) };
         let name = format!("text_{}", self.rules.len());
-        self.rules += &until(&name, &close);
-        match quote.is_empty() {
-            true => name,
-            false => format!("{close} {name} {after}"),
+        if quote.is_empty() {
+            let close = self.text(after.trim());
+            self.rules += &text_rule(&name, &close, &self.value_marks(style));
+            return name;
         }
+        let close = self.text(&quote);
+        self.rules += &text_rule(&name, &close, &[",", ":", "]", "}"].map(ToString::to_string));
+        format!("{close} {name} {}", self.text(after))
+    }
+
+    /// The texts that end a value where they follow its closing text: the next parameter, and the end of the call. None of
+    /// those that begin with a control token, which no text contains.
+    fn value_marks(&self, style: &ParamStyle) -> Vec<String> {
+        let lines = [&style.key, &self.style.after_args, &self.style.last].into_iter().flat_map(|text| text.lines());
+        let marks = lines.map(str::trim).filter(|mark| self.text(mark).starts_with('"'));
+        marks.map(ToString::to_string).collect()
     }
 
     /// A text as literals and control tokens.
@@ -219,6 +234,8 @@ impl Calls {
     }
 }
 
+/// Most values of an enumeration that are alternatives of the grammar; a schema has more.
+const MAX_CHOICES: usize = 256;
 /// Any text.
 const ANY: &str = "/(.|\\n)*/";
 
@@ -236,6 +253,23 @@ fn until(name: &str, close: &str) -> String {
         true => format!("{name}: {name}_text {rest}\n{name}_text: {ANY}\n"),
         false => format!("{name}: {name}_text {rest}\n{name}_text[lazy]: {ANY} {first}\n"),
     }
+}
+
+/// Rules of the text `name` that ends with `close`, literals and control tokens. `close` is within the text where none of
+/// `marks` follows it.
+fn text_rule(name: &str, close: &str, marks: &[String]) -> String {
+    if !close.starts_with('"') {
+        return until(name, close);
+    }
+    if let Some((first, rest)) = close.split_once("\" <") {
+        // no text contains the control token
+        return format!("{name}: {name}_text+ <{rest}\n{name}_text[lazy]: {ANY} {first}\"\n");
+    }
+    let marks: Vec<String> = marks.iter().map(|mark| escape(mark)).collect();
+    let other = if marks.is_empty() { String::new() } else { format!(" & ~/(\\s)*({})(.|\\n)*/", marks.join("|")) };
+    format!(
+        "{name}: {name}_text {name}_more*\n{name}_text[lazy]: {ANY} {close}\n{name}_more[lazy]: ({ANY}{other}) {close}\n"
+    )
 }
 
 /// Escapes a text for a regular expression.
@@ -330,6 +364,52 @@ mod tests {
             (false, true, &format!("So: {other}"), None),
         ] {
             assert_eq!(match_text(&form(is_forced, parallel), text), expected, "{is_forced} {parallel} {text}");
+        }
+    }
+
+    /// An enforced value contains its closing tag where no other tag follows it.
+    #[test]
+    fn values_may_contain_their_closing_tag() {
+        let style = |key: &str, after_key: &str, after_value: &str, quote: &str, texts: [&str; 4]| {
+            let [open, before_name, after_name, after_args] = texts.map(ToString::to_string);
+            let params = ParamStyle {
+                key: key.into(),
+                after_key: after_key.into(),
+                after_value: after_value.into(),
+                between: if quote.is_empty() { String::new() } else { ",".into() },
+                quote: Some(quote.into()),
+            };
+            let (between, last) = (String::new(), String::new());
+            CallStyle {
+                open,
+                before_name,
+                after_name,
+                after_args,
+                between,
+                last,
+                quotes_names: false,
+                params: Some(params),
+                tokens: Vec::new(),
+            }
+        };
+        let tags = style("\n<p=", ">\n", "\n</p>", "", ["<f=", "", ">", "\n</f>"]);
+        let pairs = style("", ":", "", "<q>", ["<c>", "call:", "{", "}</c>"]);
+        let schema = json!({ "type": "object", "required": ["a", "b"], "$defs": { "t": { "type": "string" } },
+            "properties": { "a": { "$ref": "#/$defs/t" }, "b": { "enum": ["x", 7] }, "c": { "type": "integer" } } });
+        let tools = [json!({ "function": { "name": "f", "parameters": schema } })];
+        let call = |a: &str, b: &str, c: &str| format!("<f=f>\n<p=a>\n{a}\n</p>\n<p=b>\n{b}\n</p>{c}\n</f>");
+        for (style, text, expected) in [
+            (&tags, call("one", "x", ""), Some(true)),
+            (&tags, call("one\n</p>\ntwo </p> three\n</p>", "7", "\n<p=c>\n12\n</p>"), Some(true)),
+            (&tags, call("one\n</p>\n<p>two", "x", ""), Some(true)),
+            (&tags, call("one\n</p>\n<p=two>", "x", ""), None),
+            (&tags, call("one\n</p>\n</f>", "x", ""), None),
+            (&tags, call("one", "y", ""), None),
+            (&pairs, "<c>call:f{a:<q>one <q> two<q>,b:\"x\"}</c>".into(), Some(true)),
+            (&pairs, "<c>call:f{a:<q>one<q>,two<q>,b:\"x\"}</c>".into(), None),
+        ] {
+            let form = Calls::with_style(style.clone(), &tools, 0..1, true, false).form();
+            assert_eq!(match_text(&form, &text), expected, "{text}");
         }
     }
 }

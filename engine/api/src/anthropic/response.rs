@@ -147,7 +147,9 @@ impl MessageForm {
         send(sink, Some(event), &json!({ "type": event, "index": self.index() }));
     }
 
-    fn call(&mut self, call: ToolCall, sink: &mut dyn EventSink) {
+    /// Writes a call. The input of one that was cut is no JSON: a stream has it as it is, a whole message as a text in an
+    /// object.
+    fn call(&mut self, call: ToolCall, is_complete: bool, sink: &mut dyn EventSink) {
         let id = call.id.replacen("call_", "toolu_", 1);
         let input = match serde_json::from_str(&call.function.arguments) {
             Ok(Value::Object(input)) => Value::Object(input),
@@ -156,7 +158,8 @@ impl MessageForm {
         let name = call.function.name;
         self.open(ContentBlock::ToolUse { id, name, input: json!({}) }, sink);
         if sink.is_read() {
-            self.delta(&json!({ "type": "input_json_delta", "partial_json": input.to_string() }), sink);
+            let partial = if is_complete { input.to_string() } else { call.function.arguments };
+            self.delta(&json!({ "type": "input_json_delta", "partial_json": partial }), sink);
         }
         if let Some(ContentBlock::ToolUse { input: known, .. }) = self.message.content.last_mut() {
             *known = input;
@@ -174,7 +177,7 @@ impl AnswerForm for MessageForm {
     fn part(&mut self, part: Part, sink: &mut dyn EventSink) {
         let last = if self.is_open { self.message.content.last() } else { None };
         match part {
-            Part::Call(call) => self.call(call, sink),
+            Part::Call { call, is_complete } => self.call(call, is_complete, sink),
             Part::Text(text) => {
                 if !matches!(last, Some(ContentBlock::Text { .. })) {
                     self.open(ContentBlock::Text { text: String::new() }, sink);

@@ -183,7 +183,7 @@ impl<C: Clock> AnswerForm for OllamaForm<C> {
                 all.thinking.get_or_insert_default().push_str(&text);
                 new.thinking = Some(text);
             }
-            Part::Call(tool_call) => {
+            Part::Call { call: tool_call, .. } => {
                 let tool_call = call(tool_call);
                 all.tool_calls.push(tool_call.clone());
                 new.tool_calls.push(tool_call);

@@ -14,7 +14,7 @@ use super::options::{Logprobs, Options};
 use super::response::{CompletionResponse, ResponseHead};
 use crate::answer::{Answer, SampledToken, Usage, token_text};
 use crate::error::ApiError;
-use crate::output::{FormNames, Output, OutputParser, OutputPlan, Piece};
+use crate::output::{FormNames, ModelForms, Output, OutputParser, OutputPlan, Piece};
 use crate::parse::{ParseBody, parse};
 use crate::stream::{EventSink, StreamWriter, send};
 use crate::structure::OutputConstraint;
@@ -189,18 +189,17 @@ impl ChatFields {
         Ok(variables)
     }
 
-    /// How answers are parsed, of a model with the chat template `template`; `defaults` are the forms of requests that
-    /// name none.
+    /// How answers are parsed, of a model with these forms; `defaults` are the names of requests that have none.
     ///
     /// # Errors
     /// A name of a form that does not exist.
-    pub fn output(&self, template: &str, defaults: FormNames<'_>) -> Result<OutputPlan, ApiError> {
+    pub fn output(&self, forms: ModelForms, defaults: FormNames<'_>) -> Result<OutputPlan, ApiError> {
         // llama-server's name for reasoning in a field of its own
         let reasoning = self.reasoning_format.as_deref().map(|name| if name == "deepseek" { "auto" } else { name });
         let calls = self.tool_call_format.as_deref().or(defaults.calls);
         let names = FormNames { calls, reasoning: reasoning.or(defaults.reasoning) };
         names.check()?;
-        Ok(OutputPlan::new(template, names))
+        Ok(OutputPlan::new(forms, names))
     }
 }
 
@@ -315,19 +314,10 @@ impl Delta {
         match piece {
             Piece::Content(text) => self.content.get_or_insert_default().push_str(&text),
             Piece::Reasoning(text) => self.reasoning_content.get_or_insert_default().push_str(&text),
-            Piece::CallStart { index, id, name } => {
-                let function = FunctionDelta { name: Some(name), arguments: String::new() };
-                self.tool_calls.push(ToolCallDelta { index, id: Some(id), kind: Some("function"), function });
+            Piece::Call { call: ToolCall { index, id, kind, function }, .. } => {
+                let function = FunctionDelta { name: Some(function.name), arguments: function.arguments };
+                self.tool_calls.push(ToolCallDelta { index, id: Some(id), kind: Some(kind), function });
             }
-            Piece::CallArguments { index, json } => match self.tool_calls.last_mut().filter(|call| call.index == index)
-            {
-                Some(call) => call.function.arguments.push_str(&json),
-                None => {
-                    let function = FunctionDelta { name: None, arguments: json };
-                    self.tool_calls.push(ToolCallDelta { index, id: None, kind: None, function });
-                }
-            },
-            Piece::CallEnd { .. } => {}
         }
     }
 }
@@ -454,7 +444,7 @@ impl ChatWriter {
     }
 
     fn delta(&mut self, index: usize, pieces: Vec<Piece>, tokens: &[SampledToken], sink: &mut dyn EventSink) {
-        let is_complete = |piece: &&Piece| matches!(piece, Piece::CallEnd { is_complete: true, .. });
+        let is_complete = |piece: &&Piece| matches!(piece, Piece::Call { is_complete: true, .. });
         self.n_calls[index] += pieces.iter().filter(is_complete).count();
         let mut delta = Delta::default();
         pieces.into_iter().for_each(|piece| delta.add(piece));
@@ -631,7 +621,7 @@ mod tests {
     #[test]
     fn chunks_add_up_to_the_response() {
         let model = model();
-        let text = || OutputPlan::new("<think>", FormNames::default());
+        let text = || OutputPlan::new(ModelForms::default(), FormNames { calls: None, reasoning: Some("think") });
         let tools = || text().tools(Arc::default(), CallIds::new(1));
         let call = ["Hm. ", "<tool", "_call>{\"name\": \"f\", ", "\"arguments\": {\"a\": 1}}", "</tool_call>"];
         for logprobs in [false, true] {

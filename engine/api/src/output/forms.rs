@@ -1,11 +1,11 @@
-//! The table of the forms in which models write tool calls and reasoning. A form is chosen by the text of the chat template.
+//! The table of the forms in which models write tool calls and reasoning; [`super::detect`] chooses one for a model.
 
 /// How a model writes tool calls.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CallForm {
     /// Name in settings and requests.
     pub name: &'static str,
-    /// Texts that all occur in a chat template of this form; without any, the form is only used if it is named.
+    /// Texts that all occur in a prompt of this form that describes tools; without any, the form is only used if it is named.
     pub template: &'static [&'static str],
     /// Markers, each of which begins a call or a list of calls.
     pub open: &'static [&'static str],
@@ -24,6 +24,8 @@ pub struct CallForm {
 pub enum Body {
     /// `{"name": …, "arguments": {…}}`, or a list of such objects.
     Json,
+    /// `{"f": {…}}`, or a list of such objects.
+    Keyed,
     /// A name, then the arguments as a JSON object.
     Named {
         /// Text before the name, if any.
@@ -59,6 +61,8 @@ pub struct Tags {
     pub value_end: &'static str,
     /// After the parameters.
     pub end: &'static str,
+    /// Whether a line break on either side of a value is layout. If not, values are verbatim.
+    pub has_layout: bool,
 }
 
 /// IDs of calls.
@@ -83,10 +87,20 @@ pub enum Start {
     Prompt,
     /// At a marker, if the function is one of the request's tools.
     Known,
+    /// At a marker, within the reasoning too, which ends there.
+    Anywhere,
 }
 
-const QWEN: Tags =
-    Tags { name_end: ">", key: "<parameter=", key_end: ">", value: "", value_end: "</parameter>", end: "</function>" };
+const QWEN: Tags = Tags {
+    name_end: ">",
+    key: "<parameter=",
+    key_end: ">",
+    value: "",
+    value_end: "</parameter>",
+    end: "</function>",
+    has_layout: true,
+};
+const SEED: Tags = Tags { has_layout: false, ..QWEN };
 const GLM: Tags = Tags {
     name_end: "",
     key: "<arg_key>",
@@ -94,6 +108,7 @@ const GLM: Tags = Tags {
     value: "<arg_value>",
     value_end: "</arg_value>",
     end: "</tool_call>",
+    has_layout: false,
 };
 const MINIMAX: Tags = Tags {
     name_end: "\">",
@@ -102,6 +117,7 @@ const MINIMAX: Tags = Tags {
     value: "",
     value_end: "</parameter>",
     end: "</invoke>",
+    has_layout: false,
 };
 const DSML: Tags = Tags {
     name_end: "\">",
@@ -110,11 +126,12 @@ const DSML: Tags = Tags {
     value: "",
     value_end: "</｜DSML｜parameter>",
     end: "</｜DSML｜invoke>",
+    has_layout: false,
 };
 
 macro_rules! forms {
     ($($name:literal $template:tt $open:tt $around:tt $body:expr, $ids:ident, $start:ident;)*) => {
-        /// All forms. The first whose texts are in the template is chosen, so that special ones come first.
+        /// All forms, special ones before those that they are like.
         pub static FORMS: &[CallForm] = &[$(CallForm {
             name: $name, template: &$template, open: &$open, around: &$around, body: $body, ids: IdForm::$ids,
             start: Start::$start,
@@ -129,7 +146,9 @@ forms! {
         Body::Pairs { quote: "<escape>" }, Hex, Marker;
     "kimi-k2" ["<|tool_call_begin|>"] ["<|tool_call_begin|>"]
         ["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_end|>"]
-        Body::Named { prefix: "functions.", end: &["<|tool_call_argument_begin|>"] }, Named, Marker;
+        Body::Named { prefix: "functions.", end: &["<|tool_call_argument_begin|>"] }, Named, Anywhere;
+    "deepseek-v4" ["<｜DSML｜tool_calls>"] ["<｜DSML｜invoke name=\""] ["<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"]
+        Body::Tags(&DSML), Hex, Marker;
     "deepseek-v3.2" ["｜DSML｜"] ["<｜DSML｜invoke name=\""] ["<｜DSML｜function_calls>", "</｜DSML｜function_calls>"]
         Body::Tags(&DSML), Hex, Marker;
     "deepseek-v3" ["<｜tool▁call▁begin｜>", "```json"] ["<｜tool▁call▁begin｜>"]
@@ -143,13 +162,14 @@ forms! {
     "mistral-json" ["[TOOL_CALLS]"] ["[TOOL_CALLS]"] [] Body::Json, Nine, Marker;
     "minimax" ["<minimax:tool_call>"] ["<invoke name=\""] ["<minimax:tool_call>", "</minimax:tool_call>"]
         Body::Tags(&MINIMAX), Hex, Marker;
-    "seed" ["<seed:tool_call>"] ["<function="] ["<seed:tool_call>", "</seed:tool_call>"] Body::Tags(&QWEN), Hex, Marker;
+    "seed" ["<seed:tool_call>"] ["<function="] ["<seed:tool_call>", "</seed:tool_call>"] Body::Tags(&SEED), Hex, Marker;
     "qwen3-coder" ["<function=", "<parameter="] ["<function="] ["<tool_call>", "</tool_call>"] Body::Tags(&QWEN), Hex, Marker;
     "glm" ["<arg_key>"] ["<tool_call>"] [] Body::Tags(&GLM), Hex, Marker;
     "lfm2" ["<|tool_call_start|>"] ["<|tool_call_start|>"] ["<|tool_call_end|>"] Body::Python, Hex, Marker;
+    "apertus" ["<|tools_prefix|>"] ["<|tools_prefix|>"] ["<|tools_suffix|>"] Body::Keyed, Hex, Marker;
     "command-r7b" ["<|START_ACTION|>"] ["<|START_ACTION|>"]
         ["<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"] Body::Json, Hex, Marker;
-    "command-r" ["Write 'Action:'"] ["Action: ```json", "Action:```json"] ["```"] Body::Json, Hex, Marker;
+    "command-r" ["Write 'Action:'"] ["Action: ```json", "Action:\n```json", "Action:```json"] ["```"] Body::Json, Hex, Marker;
     "phi4" ["<|/tool_call|>"] ["<|tool_call|>", "functools"] ["<|/tool_call|>"] Body::Json, Hex, Marker;
     "granite" ["<|tool_call|>"] ["<|tool_call|>", "<tool_call>"] ["</tool_call>"] Body::Json, Hex, Marker;
     "nemotron" ["<TOOLCALL>"] ["<TOOLCALL>"] ["</TOOLCALL>"] Body::Json, Hex, Marker;
@@ -170,36 +190,21 @@ forms! {
 pub struct ReasoningForm {
     /// Name in settings and requests.
     pub name: &'static str,
-    /// Before the reasoning; a template that has it has this form.
+    /// Before the reasoning.
     pub open: &'static str,
     /// After the reasoning.
     pub close: &'static str,
+    /// Whether the marker begins reasoning after content, too: no text of an answer has it otherwise.
+    pub repeats: bool,
 }
 
 /// All forms of reasoning besides Harmony's.
 pub static REASONING: &[ReasoningForm] = &[
-    ReasoningForm { name: "think", open: "<think>", close: "</think>" },
-    ReasoningForm { name: "mistral", open: "[THINK]", close: "[/THINK]" },
-    ReasoningForm { name: "command-r7b", open: "<|START_THINKING|>", close: "<|END_THINKING|>" },
-    ReasoningForm { name: "gemma4", open: "<|channel>thought", close: "<channel|>" },
-    ReasoningForm { name: "seed", open: "<seed:think>", close: "</seed:think>" },
-    ReasoningForm { name: "exaone", open: "<thought>", close: "</thought>" },
-    ReasoningForm { name: "apertus", open: "<|inner_prefix|>", close: "<|inner_suffix|>" },
+    ReasoningForm { name: "think", open: "<think>", close: "</think>", repeats: false },
+    ReasoningForm { name: "mistral", open: "[THINK]", close: "[/THINK]", repeats: true },
+    ReasoningForm { name: "command-r7b", open: "<|START_THINKING|>", close: "<|END_THINKING|>", repeats: true },
+    ReasoningForm { name: "gemma4", open: "<|channel>thought", close: "<channel|>", repeats: true },
+    ReasoningForm { name: "seed", open: "<seed:think>", close: "</seed:think>", repeats: true },
+    ReasoningForm { name: "exaone", open: "<thought>", close: "</thought>", repeats: false },
+    ReasoningForm { name: "apertus", open: "<|inner_prefix|>", close: "<|inner_suffix|>", repeats: true },
 ];
-
-/// The form of the tool calls of models with this chat template.
-pub fn call_form(template: &str) -> &'static CallForm {
-    let has_all =
-        |form: &&CallForm| !form.template.is_empty() && form.template.iter().all(|text| template.contains(text));
-    FORMS.iter().find(has_all).unwrap_or_else(|| default_form())
-}
-
-/// The form of templates that name none: that of Hermes.
-fn default_form() -> &'static CallForm {
-    FORMS.iter().find(|form| form.name == "hermes").unwrap_or(&FORMS[0])
-}
-
-/// The form of the reasoning of models with this chat template.
-pub fn reasoning_form(template: &str) -> Option<&'static ReasoningForm> {
-    REASONING.iter().find(|form| template.contains(form.open))
-}

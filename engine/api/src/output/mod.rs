@@ -5,6 +5,7 @@
 //! ```
 
 mod budget;
+mod detect;
 mod forms;
 mod parser;
 mod plan;
@@ -15,12 +16,11 @@ mod tests;
 mod values;
 
 pub use self::budget::reasoning_constraint;
-pub use self::forms::{
-    Body, CallForm, FORMS, IdForm, REASONING, ReasoningForm, Start, Tags, call_form, reasoning_form,
-};
+pub use self::detect::{ModelForms, detect_forms};
+pub use self::forms::{Body, CallForm, FORMS, IdForm, REASONING, ReasoningForm, Start, Tags};
 pub use self::parser::OutputParser;
 pub use self::plan::{FormNames, OutputPlan};
-use crate::tools::{FunctionCall, ToolCall};
+use crate::tools::ToolCall;
 
 /// Part of an answer. The pieces of an answer do not depend on how its text was cut, once neighbouring texts are joined.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,27 +29,12 @@ pub enum Piece {
     Content(String),
     /// Text of the model's reasoning.
     Reasoning(String),
-    /// Start of a tool call.
-    CallStart {
-        /// Position among the calls of the answer, from 0.
-        index: usize,
-        /// ID of the call.
-        id: String,
-        /// Function to call.
-        name: String,
-    },
-    /// Part of the arguments of the open call. The parts of a call joined are a JSON object.
-    CallArguments {
-        /// Position of the call.
-        index: usize,
-        /// Part of the JSON text.
-        json: String,
-    },
-    /// End of the open call.
-    CallEnd {
-        /// Position of the call.
-        index: usize,
-        /// Whether the model wrote the whole call. If not, the arguments have only the parameters that it completed.
+    /// A tool call. It comes once it is known whole, so that its arguments are a JSON object.
+    Call {
+        /// The call.
+        call: ToolCall,
+        /// False of the last call of an answer that was cut within it: its arguments end where the answer does, and are no
+        /// JSON unless the model had closed them.
         is_complete: bool,
     },
 }
@@ -68,7 +53,7 @@ pub struct Output {
     pub reasoning: String,
     /// Tool calls.
     pub calls: Vec<ToolCall>,
-    /// Number of calls that the model wrote whole.
+    /// Number of calls that are complete: all, or all but the last.
     pub n_complete: usize,
 }
 
@@ -78,14 +63,10 @@ impl Output {
         match piece {
             Piece::Content(text) => self.content.push_str(&text),
             Piece::Reasoning(text) => self.reasoning.push_str(&text),
-            Piece::CallStart { index, id, name } => {
-                let function = FunctionCall { name, arguments: String::new() };
-                self.calls.push(ToolCall { index, id, kind: "function", function });
+            Piece::Call { call, is_complete } => {
+                self.calls.push(call);
+                self.n_complete += usize::from(is_complete);
             }
-            Piece::CallArguments { json, .. } => {
-                self.calls.last_mut().into_iter().for_each(|call| call.function.arguments.push_str(&json));
-            }
-            Piece::CallEnd { is_complete, .. } => self.n_complete += usize::from(is_complete),
         }
     }
 }

@@ -2,6 +2,8 @@
 //! change the decision, so that the cuts do not matter, and reads each byte a bounded number of times.
 
 mod calls;
+mod cut;
+mod tags;
 
 use super::forms::{Body, CallForm, Start};
 use super::plan::{Marker, OutputPlan};
@@ -25,6 +27,8 @@ enum State {
     /// After an opening marker, or between the calls of a list.
     Begin,
     Name,
+    /// Before the key of an object that is the name of Apertus.
+    Key,
     /// Mistral's ID of a call.
     CallId,
     /// Before the object of arguments.
@@ -59,20 +63,26 @@ struct Scan {
 /// The call that is read.
 #[derive(Debug, Clone, Default)]
 struct Call {
-    /// Text that becomes content if this is no call.
+    /// Its text, which becomes content if this is no call.
     raw: String,
+    /// Whether a marker opened it.
+    is_marked: bool,
     name: Option<String>,
     /// Key of the member that is read.
     key: String,
-    /// Parameters before the name is known.
-    pending: Vec<(String, String)>,
-    n_params: usize,
-    has_started: bool,
+    /// The arguments: the members of an object as JSON, without its brackets.
+    args: String,
+    /// Whether the arguments have begun, and whether they are complete.
+    args_begun: bool,
     has_args: bool,
     /// Whether the function must be one of the request's.
     must_exist: bool,
     is_python: bool,
     is_list: bool,
+    /// Between tags: whether a call ends only where the block around it does or another call begins.
+    is_in_block: bool,
+    /// After a comma between two parameters.
+    is_after_comma: bool,
 }
 
 /// Parser of the text of one answer.
@@ -91,6 +101,15 @@ pub struct OutputParser {
     is_fresh: bool,
     is_after_call: bool,
     is_after_reasoning: bool,
+    /// Whether content came at all, and the white space before a later block of reasoning.
+    has_content: bool,
+    between: String,
+    /// Whether the marker before a block of calls came.
+    is_in_block: bool,
+    /// Whether what looked like a call was none: the next marker beside calls is its end.
+    has_failed: bool,
+    /// Whether tags within values are not counted.
+    is_flat: bool,
     call: Call,
     n_calls: usize,
     pieces: Vec<Piece>,
@@ -107,6 +126,7 @@ impl OutputParser {
             () => State::Text,
         };
         OutputParser {
+            is_flat: plan.is_enforced,
             plan,
             choice,
             state,
@@ -117,7 +137,11 @@ impl OutputParser {
             is_fresh: true,
             is_after_call: false,
             is_after_reasoning: false,
-            call: Call::default(),
+            has_content: false,
+            between: String::new(),
+            is_in_block: false,
+            has_failed: false,
+            call: Call { is_marked: starts_with_name, ..Call::default() },
             n_calls: 0,
             pieces: Vec::new(),
         }
@@ -142,12 +166,17 @@ impl OutputParser {
         std::mem::take(&mut self.pieces)
     }
 
-    /// Ends the text. If it is `truncated`, an unfinished marker, parameter, or call that has not started is dropped.
+    /// Ends the text. If it is `truncated`, an unfinished marker is dropped, and a call whose name is known is incomplete;
+    /// else text that is no whole call is content.
     pub fn finish(&mut self, truncated: bool) -> Vec<Piece> {
         self.run(!truncated);
+        while !truncated && self.is_in_call() && self.end_of_text() {
+            self.run(true);
+        }
         let rest = self.buffer.split_off(0);
         let is_content = !truncated && !rest.is_empty();
-        match self.state {
+        let state = self.state;
+        match state {
             State::Text | State::Literal | State::Reasoning | State::Message { .. } | State::Next => {
                 if truncated && !rest.is_empty() {
                     self.gap.clear();
@@ -156,10 +185,10 @@ impl OutputParser {
             State::Header if rest.starts_with("<|") => {}
             State::Header if is_content => self.content(&rest),
             State::Header => {}
+            _ if truncated && self.cut(&rest) => {}
             _ => {
                 let raw = std::mem::take(&mut self.call.raw) + &rest;
-                self.end_call();
-                if !truncated {
+                if !truncated || !self.call.is_marked {
                     self.content(&strip_all(raw, &self.plan.hidden));
                 }
             }
@@ -171,6 +200,14 @@ impl OutputParser {
             self.pieces.push(Piece::Content(gap));
         }
         std::mem::take(&mut self.pieces)
+    }
+
+    /// Whether a call has begun and is not complete.
+    fn is_in_call(&self) -> bool {
+        !matches!(
+            self.state,
+            State::Text | State::Literal | State::Reasoning | State::Message { .. } | State::Next | State::Header
+        )
     }
 
     fn run(&mut self, end: bool) {
@@ -220,15 +257,7 @@ impl OutputParser {
                 self.pieces.push(Piece::Content(text));
                 true
             }
-            State::Reasoning => {
-                let close = self.plan.reasoning.map_or("", |form| form.close);
-                let found = self.until(&[close], end, true);
-                if found {
-                    (self.state, self.is_fresh, self.is_after_reasoning) = (State::Text, true, true);
-                    self.gap.clear();
-                }
-                found
-            }
+            State::Reasoning => self.reasoning(end),
             State::Header => self.header(end),
             State::Message { is_reasoning } => {
                 let found = self.until(&ENDS, end, is_reasoning);
@@ -257,10 +286,8 @@ impl OutputParser {
         match self.state {
             State::Begin => self.begin(first),
             State::Name => self.name(end),
-            State::JsonOpen if first == b'{' => {
-                self.take(1);
-                self.open_args(State::JsonArgs)
-            }
+            State::Key => self.key(first),
+            State::JsonOpen => self.json_open(first, end),
             State::Object => self.object(first),
             State::Member => self.member(first),
             State::JsonArgs => self.json_args(first),
@@ -295,6 +322,7 @@ impl OutputParser {
             } else {
                 whole.push_str(body);
             }
+            self.has_content |= !is_reasoning;
             self.pieces.push(if is_reasoning { Piece::Reasoning(whole) } else { Piece::Content(whole) });
             (self.is_fresh, self.is_after_call, self.is_after_reasoning) = (false, false, false);
         }
@@ -324,20 +352,27 @@ impl OutputParser {
         let text = rest[..n].to_string();
         self.consume(n);
         self.content(&text);
+        self.is_in_block &= text.trim().is_empty();
         let Some((marker, kind)) = found else { return false };
         self.consume(marker.len());
+        if kind == Marker::Around {
+            self.is_in_block = !marker.starts_with("</");
+        }
+        let ends_text = std::mem::take(&mut self.has_failed) && kind == Marker::Around;
         let is_hidden = self.plan.hidden.contains(&marker);
         match kind {
             Marker::Open => {
                 let must_exist = self.plan.form.is_some_and(|form| form.start == Start::Known);
                 return self.open(marker, must_exist);
             }
-            Marker::Reasoning if self.is_fresh => {
-                self.state = State::Reasoning;
-                self.gap.clear();
+            Marker::Reasoning if self.is_fresh || self.plan.reasoning_repeats() => {
+                let gap = std::mem::take(&mut self.gap);
+                self.between = if self.has_content { gap } else { String::new() };
+                (self.state, self.is_fresh) = (State::Reasoning, true);
             }
             Marker::Around if self.is_after_call => self.gap.clear(),
             _ if is_hidden => {}
+            Marker::Around if ends_text => self.content(marker),
             Marker::Around => self.gap.push_str(marker),
             Marker::Reasoning | Marker::Other => self.content(marker),
         }
@@ -346,8 +381,30 @@ impl OutputParser {
 
     /// Begins a call after the marker `marker`.
     fn open(&mut self, marker: &str, must_exist: bool) -> bool {
-        self.call = Call { raw: marker.into(), must_exist, ..Call::default() };
+        let (raw, is_marked, is_in_block) = (marker.into(), !marker.is_empty(), self.is_in_block);
+        self.call = Call { raw, is_marked, must_exist, is_in_block, ..Call::default() };
         self.state = State::Begin;
+        true
+    }
+
+    /// Reads reasoning, which ends at its marker, and in some forms at a call.
+    fn reasoning(&mut self, end: bool) -> bool {
+        let close = self.plan.reasoning.map_or("", |form| form.close);
+        let calls = self.form().filter(|form| form.start == Start::Anywhere && self.plan.has_tools());
+        let mut ends = vec![close];
+        ends.extend(calls.into_iter().flat_map(|form| form.open.iter().chain(form.around)));
+        let (n, found) = find(self.rest(), &ends, end);
+        let text = self.rest()[..n].to_string();
+        self.consume(n);
+        self.emit(&text, true);
+        let Some(found) = found else { return false };
+        if found == 0 {
+            self.consume(close.len());
+        }
+        self.gap = std::mem::take(&mut self.between);
+        // content before and after the reasoning has the white space of one side between
+        let is_apart = !self.has_content || !self.gap.is_empty();
+        (self.state, self.is_fresh, self.is_after_reasoning) = (State::Text, true, is_apart);
         true
     }
 
@@ -357,7 +414,7 @@ impl OutputParser {
         let raw = std::mem::take(&mut self.call.raw);
         let is_harmony = self.form().is_some_and(|form| form.body == Body::Harmony);
         self.state = if is_harmony { State::Message { is_reasoning: false } } else { State::Text };
-        self.end_call();
+        (self.call, self.is_in_block, self.has_failed) = (Call::default(), false, true);
         self.content(&strip_all(raw, &self.plan.hidden));
         // else the same text would be read as the start of an answer again
         self.is_fresh = false;
@@ -400,7 +457,7 @@ impl OutputParser {
         self.gap.clear();
         match recipient {
             Some(name) if !name.is_empty() => {
-                self.call = Call::default();
+                self.call = Call { is_marked: true, ..Call::default() };
                 let name = name.strip_prefix("functions.").map_or(name.clone(), str::to_string);
                 self.set_name(name);
                 self.state = State::JsonOpen;

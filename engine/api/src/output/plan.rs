@@ -1,13 +1,15 @@
-//! How the answers of a request are parsed: by the model's chat template, the prompt and the tools.
+//! How the answers of a request are parsed: by the forms of the model, the prompt and the tools.
 
 use std::sync::Arc;
 
 use serde_json::Value;
 #[cfg(feature = "forms")]
 use starling::form::CallStyle;
+use starling::form::ValueSchema;
 use starling::tokenizer::{EncodeOptions, Tokenizer};
 
-use super::forms::{Body, CallForm, FORMS, REASONING, ReasoningForm, call_form, reasoning_form};
+use super::detect::ModelForms;
+use super::forms::{Body, CallForm, FORMS, REASONING, ReasoningForm};
 use super::parser::{OutputParser, find};
 use crate::answer::Answer;
 use crate::error::{ApiError, quoted};
@@ -36,6 +38,10 @@ pub struct OutputPlan {
     pub(super) reasoning: Option<&'static ReasoningForm>,
     /// Whether the prompt ends within the reasoning.
     pub(super) in_reasoning: bool,
+    /// Whether the marker of reasoning begins with a control token.
+    has_reasoning_token: bool,
+    /// Whether a grammar enforces the calls, in which a value ends at the first closing tag that another tag follows.
+    pub(super) is_enforced: bool,
     pub(super) ids: CallIds,
     tools: Option<Arc<[Value]>>,
     /// Whether text without calls follows a schema, so that nothing in it is a marker.
@@ -75,30 +81,30 @@ impl FormNames<'_> {
         all("reasoning_format", self.reasoning, REASONING.iter().map(|form| form.name).collect())
     }
 
-    /// The form of tool calls of a chat template; `None` if they are not parsed.
-    pub fn call_form(&self, template: &str) -> Option<&'static CallForm> {
+    /// The form of tool calls of a model; `None` if they are not parsed.
+    pub fn call_form(&self, forms: ModelForms) -> Option<&'static CallForm> {
         match self.calls.unwrap_or("auto") {
             "none" => None,
-            "auto" => Some(call_form(template)),
+            "auto" => Some(forms.calls),
             name => FORMS.iter().find(|form| form.name == name),
         }
     }
 
-    /// The form of reasoning of a chat template.
-    pub fn reasoning_form(&self, template: &str) -> Option<&'static ReasoningForm> {
+    /// The form of reasoning of a model.
+    pub fn reasoning_form(&self, forms: ModelForms) -> Option<&'static ReasoningForm> {
         match self.reasoning.unwrap_or("auto") {
             "none" => None,
-            "auto" => reasoning_form(template),
+            "auto" => forms.reasoning,
             name => REASONING.iter().find(|form| form.name == name),
         }
     }
 }
 
 impl OutputPlan {
-    /// The plan for a chat template, without tools.
-    pub fn new(template: &str, names: FormNames<'_>) -> OutputPlan {
-        let reasoning = names.reasoning_form(template);
-        let form = names.call_form(template);
+    /// The plan for a model with these forms, without tools.
+    pub fn new(forms: ModelForms, names: FormNames<'_>) -> OutputPlan {
+        let reasoning = names.reasoning_form(forms);
+        let form = names.call_form(forms);
         OutputPlan { form, reasoning, ..OutputPlan::default() }.with_markers()
     }
 
@@ -114,6 +120,12 @@ impl OutputPlan {
         OutputPlan { has_schema, ..self }
     }
 
+    /// For answers whose calls a grammar enforces.
+    #[must_use]
+    pub fn enforced(self, is_enforced: bool) -> OutputPlan {
+        OutputPlan { is_enforced, ..self }
+    }
+
     /// For answers of a model with this tokenizer to the prompt `tokens`, whose end may be the start of the reasoning. See
     /// [`OutputPlan::visible`].
     #[must_use]
@@ -124,10 +136,12 @@ impl OutputPlan {
             .collect();
         let end = String::from_utf8_lossy(&end);
         self.in_reasoning = self.reasoning.is_some_and(|form| end.trim_end().ends_with(form.open));
+        let options = EncodeOptions { add_special: false, parse_special: true };
+        let first = self.reasoning.and_then(|form| tokenizer.encode(form.open, options).first().copied());
+        self.has_reasoning_token = first.is_some_and(|token| tokenizer.is_control(token));
         let extra = self.reasoning.map(|form| form.close).into_iter().chain(self.inner_markers());
         let markers: Vec<&str> = self.texts.iter().copied().chain(extra).collect();
         for marker in markers {
-            let options = EncodeOptions { add_special: false, parse_special: true };
             let tokens = tokenizer.encode(marker, options);
             self.visible.extend(tokens.iter().filter(|token| tokenizer.is_control(**token)));
             if tokens.len() == 1 && tokenizer.is_control(tokens[0]) {
@@ -188,8 +202,13 @@ impl OutputPlan {
         self.tools.iter().flat_map(|tools| tools.iter()).find(|tool| tool["function"]["name"] == *name)
     }
 
-    pub(super) fn parameter_schema(&self, name: &str, key: &str) -> Option<&Value> {
-        self.tool(name)?["function"]["parameters"]["properties"].get(key)
+    pub(super) fn parameter_schema(&self, name: &str, key: &str) -> Option<ValueSchema<'_>> {
+        ValueSchema::new(&self.tool(name)?["function"]["parameters"]).property(key)
+    }
+
+    /// Whether reasoning may begin after content.
+    pub(super) fn reasoning_repeats(&self) -> bool {
+        self.has_reasoning_token || self.reasoning.is_some_and(|form| form.repeats)
     }
 
     pub(super) fn find_marker(&self, text: &str, end: bool) -> (usize, Option<(&'static str, Marker)>) {

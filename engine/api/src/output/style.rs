@@ -23,12 +23,23 @@ const TEXTS: &[(&str, [&str; 6])] = &[
         ],
     ),
     (
+        "deepseek-v4",
+        [
+            "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"",
+            "",
+            "\">",
+            "\n</｜DSML｜invoke>\n",
+            "<｜DSML｜invoke name=\"",
+            "</｜DSML｜tool_calls>",
+        ],
+    ),
+    (
         "deepseek-v3.2",
         [
             "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"",
             "",
-            "\">\n",
-            "</｜DSML｜invoke>\n",
+            "\">",
+            "\n</｜DSML｜invoke>\n",
             "<｜DSML｜invoke name=\"",
             "</｜DSML｜function_calls>",
         ],
@@ -59,15 +70,16 @@ const TEXTS: &[(&str, [&str; 6])] = &[
     ("mistral-json", ["[TOOL_CALLS][", NAME, ARGUMENTS, "}", ", ", "]"]),
     (
         "minimax",
-        ["<minimax:tool_call>\n<invoke name=\"", "", "\">\n", "</invoke>\n", "<invoke name=\"", "</minimax:tool_call>"],
+        ["<minimax:tool_call>\n<invoke name=\"", "", "\">", "\n</invoke>\n", "<invoke name=\"", "</minimax:tool_call>"],
     ),
-    ("seed", ["<seed:tool_call>\n<function=", "", ">\n", "</function>\n", "<function=", "</seed:tool_call>"]),
+    ("seed", ["<seed:tool_call>\n<function=", "", ">", "\n</function>\n", "<function=", "</seed:tool_call>"]),
     (
         "qwen3-coder",
-        ["<tool_call>\n<function=", "", ">\n", "</function>\n</tool_call>", "\n<tool_call>\n<function=", ""],
+        ["<tool_call>\n<function=", "", ">", "\n</function>\n</tool_call>", "\n<tool_call>\n<function=", ""],
     ),
-    ("glm", ["<tool_call>", "", "\n", "</tool_call>", "\n<tool_call>", ""]),
+    ("glm", ["<tool_call>", "", "", "\n</tool_call>", "\n<tool_call>", ""]),
     ("lfm2", ["<|tool_call_start|>[", "", "(", ")", ", ", "]<|tool_call_end|>"]),
+    ("apertus", ["<|tools_prefix|>[", "{", ": ", "}", ", ", "]<|tools_suffix|>"]),
     ("command-r7b", ["<|START_ACTION|>[", TOOL_NAME, PARAMETERS, "}", ", ", "]<|END_ACTION|>"]),
     ("command-r", ["Action: ```json\n[", TOOL_NAME, PARAMETERS, "}", ", ", "]\n```"]),
     ("phi4", ["<|tool_call|>[", NAME, ARGUMENTS, "}", ", ", "]<|/tool_call|>"]),
@@ -94,10 +106,10 @@ pub(super) fn call_style(form: &CallForm, tokenizer: &Tokenizer) -> CallStyle {
     CallStyle { tokens: control_tokens(&style, tokenizer), ..style }
 }
 
-fn texts(form: &CallForm) -> CallStyle {
+pub(super) fn texts(form: &CallForm) -> CallStyle {
     let Some((_, texts)) = TEXTS.iter().find(|(name, _)| *name == form.name) else { return CallStyle::default() };
     let [open, before_name, after_name, after_args, between, last] = texts.map(str::to_string);
-    let (params, quotes_names, tokens) = (params(form.body), form.body == Body::Json, Vec::new());
+    let (params, quotes_names, tokens) = (params(form.body), matches!(form.body, Body::Json | Body::Keyed), Vec::new());
     CallStyle { open, before_name, after_name, after_args, between, last, quotes_names, params, tokens }
 }
 
@@ -107,16 +119,14 @@ fn params(body: Body) -> Option<ParamStyle> {
         Some(ParamStyle { key, after_key, after_value, between, quote: quote.map(str::to_string) })
     };
     match body {
-        Body::Json | Body::Named { .. } | Body::Harmony => None,
+        Body::Json | Body::Keyed | Body::Named { .. } | Body::Harmony => None,
         // DeepSeek says beside the key that a value is a string; without it, values are read by the schema
-        Body::Tags(tags) if tags.value.is_empty() => {
-            let (after_key, after_value) = (format!("{}\n", tags.key_end), format!("\n{}\n", tags.value_end));
-            style([tags.key, &after_key, &after_value, ""], Some(""))
-        }
         Body::Tags(tags) => {
+            let line = if tags.has_layout { "\n" } else { "" };
+            let between = if tags.value.is_empty() { "" } else { "\n" };
             let (after_key, after_value) =
-                (format!("{}\n{}", tags.key_end, tags.value), format!("{}\n", tags.value_end));
-            style([tags.key, &after_key, &after_value, ""], Some(""))
+                (format!("{}{between}{}{line}", tags.key_end, tags.value), format!("{line}{}", tags.value_end));
+            style([&format!("\n{}", tags.key), &after_key, &after_value, ""], Some(""))
         }
         Body::Python => style(["", "=", "", ", "], None),
         Body::Pairs { quote } => style(["", ":", "", ","], Some(quote)),
@@ -171,7 +181,7 @@ mod tests {
     #[cfg(feature = "structure")]
     #[test]
     fn enforced_calls_are_parsed() {
-        use super::super::{FormNames, Output, OutputPlan};
+        use super::super::{FormNames, ModelForms, Output, OutputPlan};
         use crate::tools::CallIds;
         use serde_json::{Value, json};
         use starling::structure::{Calls, Limits, Structures};
@@ -185,8 +195,9 @@ mod tests {
         let structures = Structures::new(Limits::DEFAULT);
         let mut random = 1u64;
         for form in FORMS {
-            let plan = OutputPlan::new("", FormNames { calls: Some(form.name), reasoning: Some("none") });
-            let plan = plan.tools(tools.clone().into(), CallIds::default());
+            let plan =
+                OutputPlan::new(ModelForms::default(), FormNames { calls: Some(form.name), reasoning: Some("none") });
+            let plan = plan.tools(tools.clone().into(), CallIds::default()).enforced(true);
             let calls = Calls::with_style(texts(form), &tools, 0..2, true, true);
             let compiled = structures.constraint(&bytes_vocabulary, &calls.form());
             let compiled = compiled.unwrap_or_else(|e| panic!("{}: {e}: {:?}", form.name, calls.form()));

@@ -2,6 +2,7 @@
 
 use serde::de::IgnoredAny;
 use serde_json::Value;
+use starling::form::ValueSchema;
 
 /// Deepest nesting of a literal that is converted.
 const MAX_DEPTH: usize = 64;
@@ -18,6 +19,13 @@ fn is_json(text: &str) -> bool {
 /// JSON without white space between its tokens, and with line breaks within strings escaped, which models often forget.
 /// Numbers keep their digits. `None` if the text is not JSON.
 pub(super) fn compact_json(text: &str) -> Option<String> {
+    let (out, spaced) = compact(text);
+    // with its white space: without it, numbers and words would join
+    is_json(&spaced).then_some(out)
+}
+
+/// A part of JSON without white space between its tokens, and with it.
+pub(super) fn compact(text: &str) -> (String, String) {
     let (mut out, mut spaced) = (String::with_capacity(text.len()), String::with_capacity(text.len()));
     let (mut in_string, mut is_escaped) = (false, false);
     for c in text.chars() {
@@ -36,8 +44,7 @@ pub(super) fn compact_json(text: &str) -> Option<String> {
             out.push(c);
         }
     }
-    // with its white space: without it, numbers and words would join
-    is_json(&spaced).then_some(out)
+    (out, spaced)
 }
 
 /// A parameter `"key": value` of a JSON object: key and value as JSON.
@@ -63,32 +70,34 @@ pub(super) fn object_parameters(value: &Value) -> Option<Vec<(String, String)>> 
 }
 
 /// The JSON of a text that stands for a value of `schema`: the text itself where strings are allowed, else a literal.
-pub(super) fn text_value(text: &str, schema: Option<&Value>) -> String {
+pub(super) fn text_value(text: &str, schema: Option<ValueSchema<'_>>) -> String {
     let literal = || compact_json(text).or_else(|| literal(text, ""));
-    match schema.map(|schema| allows(schema, "string")) {
-        Some(true) if text == "null" && schema.is_some_and(|schema| allows(schema, "null")) => "null".into(),
-        Some(true) => json_string(text),
-        _ => literal().unwrap_or_else(|| json_string(text)),
+    let string = || json_string(text);
+    let Some(schema) = schema.filter(|schema| !schema.is_free()) else { return literal().unwrap_or_else(string) };
+    if text.trim() == "null" && schema.accepts(&Value::Null) {
+        return "null".into();
+    }
+    if schema.accepts(&Value::from(text)) {
+        return string();
+    }
+    let is_of_texts =
+        || schema.choices().is_some_and(|all| !all.is_empty() && all.iter().all(|value| value.is_string()));
+    match literal() {
+        Some(json) if serde_json::from_str(&json).is_ok_and(|value| schema.accepts(&value)) => json,
+        Some(json) if !is_of_texts() => json,
+        _ => string(),
     }
 }
 
-/// Whether a schema allows values of the type `name` by its `type`, `enum` or alternatives.
-fn allows(schema: &Value, name: &str) -> bool {
-    let is_type = |value: &Value| *value == *name;
-    let is_of_type = |value: &Value| match name {
-        "string" => value.is_string(),
-        _ => value.is_null(),
-    };
-    match &schema["type"] {
-        Value::Null => {}
-        Value::Array(names) => return names.iter().any(is_type),
-        one => return is_type(one),
-    }
-    let has = |key: &str, test: &dyn Fn(&Value) -> bool| schema[key].as_array().is_some_and(|all| all.iter().any(test));
-    let is_alternative = |other: &Value| {
-        other["type"].as_array().is_some_and(|names| names.iter().any(is_type)) || is_type(&other["type"])
-    };
-    has("enum", &is_of_type) || has("anyOf", &is_alternative) || has("oneOf", &is_alternative)
+/// Whether a string ends at a closing quote without escapes, by the text after it: `None` if more text must come.
+pub(super) fn quote_ends(after: &[u8]) -> Option<bool> {
+    after.trim_ascii_start().first().map(|byte| b",]}):".contains(byte))
+}
+
+/// The place of the quote that ends a string without escapes.
+fn closing_quote(text: &str, quote: &str) -> Option<usize> {
+    let ends = |at: &usize| quote_ends(&text.as_bytes()[at + quote.len()..]) != Some(false);
+    text.match_indices(quote).map(|(at, _)| at).find(ends)
 }
 
 /// The JSON of a literal of Python or JSON, with strings between `quote` too if that is not empty.
@@ -189,9 +198,9 @@ impl Reader<'_> {
     /// Reads a string if there is one; `None` if it does not end.
     fn string(&mut self) -> Option<bool> {
         if !self.quote.is_empty() && self.take(self.quote) {
-            let (text, rest) = self.rest.split_once(self.quote)?;
-            self.out.push_str(&json_string(text));
-            self.rest = rest;
+            let at = closing_quote(self.rest, self.quote)?;
+            self.out.push_str(&json_string(&self.rest[..at]));
+            self.rest = &self.rest[at + self.quote.len()..];
             return Some(true);
         }
         let quotes = ["\"\"\"", "'''", "\"", "'"];

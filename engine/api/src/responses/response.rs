@@ -130,7 +130,7 @@ pub enum OutputItem {
         namespace: Option<String>,
         /// Arguments as JSON text.
         arguments: String,
-        /// `in_progress` or `completed`.
+        /// `in_progress`, `completed`, or `incomplete` if the answer was cut within the call.
         status: &'static str,
     },
 }
@@ -385,7 +385,7 @@ impl ResponsesForm {
         self.event(name, delta, sink);
     }
 
-    fn call(&mut self, call: ToolCall, sink: &mut dyn EventSink) {
+    fn call(&mut self, call: ToolCall, is_complete: bool, sink: &mut dyn EventSink) {
         let (id, status) = (self.next_id("fc"), "in_progress");
         let (call_id, all) = (call.id, call.function.arguments);
         let (namespace, name) = self.namespaces.resolve(call.function.name);
@@ -396,13 +396,15 @@ impl ResponsesForm {
         let index = self.index();
         let place = |field: &str| json!({ "item_id": id, "output_index": index, field: all });
         self.event("response.function_call_arguments.delta", place("delta"), sink);
-        let mut done = place("arguments");
-        done["name"] = name.into();
-        self.event("response.function_call_arguments.done", done, sink);
+        if is_complete {
+            let mut done = place("arguments");
+            done["name"] = name.into();
+            self.event("response.function_call_arguments.done", done, sink);
+        }
         if let Some(OutputItem::FunctionCall { arguments, .. }) = self.response.output.last_mut() {
             *arguments = all;
         }
-        self.close("completed", sink);
+        self.close(if is_complete { "completed" } else { "incomplete" }, sink);
     }
 }
 
@@ -416,7 +418,7 @@ impl AnswerForm for ResponsesForm {
         let last = if self.is_open { self.response.output.last() } else { None };
         let (status, content) = ("in_progress", Vec::new());
         match part {
-            Part::Call(call) => self.call(call, sink),
+            Part::Call { call, is_complete } => self.call(call, is_complete, sink),
             Part::Text(text) => {
                 if !matches!(last, Some(OutputItem::Message { .. })) {
                     let (id, role) = (self.next_id("msg"), "assistant");

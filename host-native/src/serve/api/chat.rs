@@ -112,7 +112,7 @@ pub async fn start_chat(
     let variables = chat.template_variables()?;
     let settings = instance.settings();
     let names = FormNames { calls: Some(&settings.tool_call_format), reasoning: Some(&settings.reasoning_format) };
-    let output = chat.output(instance.template.source(), names)?;
+    let output = chat.output(instance.forms, names)?;
     let budget = chat.thinking_budget_tokens;
     let (inner, tools, choice) = (Arc::clone(&instance), chat.tools, chat.tool_choice);
     let (size, parallel) = (if tools.is_some() { usize::MAX } else { 0 }, chat.parallel_tool_calls != Some(false));

@@ -13,6 +13,7 @@ use starling::kv::KvStats;
 use starling::model::Model;
 use starling::tokenizer::DecodeOptions;
 use starling_api::error::ApiError;
+use starling_api::output::ModelForms;
 
 use super::super::breaker::{Breaker, Trial};
 use super::super::config::{Live, Settings};
@@ -53,6 +54,8 @@ pub struct ModelInstance {
     /// OpenAI's `system_fingerprint`.
     pub fingerprint: String,
     pub template: ServedTemplate,
+    /// Forms of calls and reasoning, by template and vocabulary.
+    pub forms: ModelForms,
     pub grammars: Grammars,
     /// `None` for encoders, which only embed.
     pub engine: Option<EngineOptions>,

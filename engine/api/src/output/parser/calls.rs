@@ -4,19 +4,31 @@ use serde_json::Value;
 
 use super::super::Piece;
 use super::super::forms::{Body, IdForm, Start};
-use super::super::values::{
-    compact_json, json_parameter, json_string, literal_parameter, object_parameters, text_value,
-};
-use super::{Call, MAX_NAME, OutputParser, Scan, State, find, floor};
+use super::super::values::{compact_json, json_parameter, literal_parameter, object_parameters, quote_ends};
+use super::{Call, MAX_NAME, OutputParser, Scan, State, find};
+use crate::tools::{FunctionCall, ToolCall};
+
+/// Whether a name may have this character.
+fn is_name(c: char) -> bool {
+    c.is_alphanumeric() || "_-.:/".contains(c)
+}
+
+impl Call {
+    /// Adds a parameter: key and value as JSON.
+    fn add(&mut self, key: &str, value: &str) {
+        let comma = if self.args.is_empty() { "" } else { "," };
+        self.args.push_str(&format!("{comma}{key}:{value}"));
+    }
+}
 
 impl OutputParser {
     pub(super) fn begin(&mut self, first: u8) -> bool {
         let (body, is_list) = (self.body(), self.call.is_list);
-        let has_json = matches!(body, Body::Json | Body::Named { .. } | Body::Python);
+        let has_json = matches!(body, Body::Json | Body::Keyed | Body::Named { .. } | Body::Python);
         match first {
             b'{' if has_json => {
                 self.take(1);
-                self.state = State::Object;
+                self.state = if body == Body::Keyed { State::Key } else { State::Object };
                 true
             }
             b'[' if has_json && !is_list => {
@@ -24,7 +36,7 @@ impl OutputParser {
                 self.call.is_list = true;
                 true
             }
-            _ if body == Body::Json && !first.is_ascii_alphabetic() => self.fail(0),
+            _ if body == Body::Keyed || (body == Body::Json && !first.is_ascii_alphabetic()) => self.fail(0),
             _ => {
                 self.call.is_python = matches!(body, Body::Json | Body::Python);
                 self.call.must_exist |= body == Body::Json;
@@ -35,7 +47,6 @@ impl OutputParser {
     }
 
     pub(super) fn name(&mut self, end: bool) -> bool {
-        let rest = self.rest();
         let (ends, prefix, keeps_end): (&[&str], &str, bool) = match self.body() {
             Body::Named { prefix, end } => (end, prefix, false),
             Body::Tags(tags) if tags.name_end.is_empty() => (&["<", "\n", " "], "", true),
@@ -43,7 +54,10 @@ impl OutputParser {
             Body::Pairs { .. } => (&["{"], "call:", false),
             _ => (&["("], "", false),
         };
-        let is_name = |c: char| c.is_alphanumeric() || "_-.:/".contains(c);
+        if let Some(done) = self.bare_name(ends, end) {
+            return done;
+        }
+        let rest = self.rest();
         let (n, found) = find(rest, ends, end);
         if self.call.is_python
             && let Some(at) = rest[..n].find(|c| !is_name(c))
@@ -52,14 +66,8 @@ impl OutputParser {
         }
         let Some(found) = found.filter(|_| n <= MAX_NAME) else { return self.fail_name(n) };
         let marker = ends[found];
-        let name = rest[..n].trim();
-        let name = name.strip_prefix(prefix).unwrap_or(name);
-        let name = if self.call.is_python { name.strip_suffix(".call").unwrap_or(name) } else { name };
-        let is_named = self.form().is_some_and(|form| form.ids == IdForm::Named);
-        let name =
-            name.rsplit_once(':').filter(|(_, n)| is_named && n.parse::<u32>().is_ok()).map_or(name, |(name, _)| name);
+        let name = self.plain_name(&rest[..n], prefix).to_string();
         let is_valid = !name.is_empty() && name.chars().all(is_name);
-        let name = name.to_string();
         let keeps_end = keeps_end || (marker == "{" && matches!(self.body(), Body::Named { .. }));
         let n = if keeps_end { n } else { n + marker.len() };
         if name == "all" && self.form().is_some_and(|form| form.start == Start::Prompt) {
@@ -82,6 +90,72 @@ impl OutputParser {
         }
     }
 
+    /// The name in `text`, without what a form writes around it.
+    fn plain_name<'a>(&self, text: &'a str, prefix: &str) -> &'a str {
+        let name = text.trim();
+        let name = name.strip_prefix(prefix).unwrap_or(name);
+        let name = if self.call.is_python { name.strip_suffix(".call").unwrap_or(name) } else { name };
+        let is_named = self.form().is_some_and(|form| form.ids == IdForm::Named);
+        name.rsplit_once(':').filter(|(_, n)| is_named && n.parse::<u32>().is_ok()).map_or(name, |(name, _)| name)
+    }
+
+    /// A name of one of the request's functions that the end of the call follows, or a marker beside calls: a call without
+    /// arguments. `None` if another text is read first, which is one of `ends`.
+    fn bare_name(&mut self, ends: &[&str], end: bool) -> Option<bool> {
+        let (form, rest) = (self.form()?, self.rest());
+        let prefix = match form.body {
+            Body::Named { prefix, .. } => prefix,
+            Body::Pairs { .. } => "call:",
+            Body::Json => "",
+            _ => return None,
+        };
+        let marks: Vec<&str> =
+            form.open.iter().chain(form.around).copied().filter(|mark| !ends.contains(mark)).collect();
+        let all: Vec<&str> = ends.iter().copied().chain(marks.iter().copied()).collect();
+        let (n, found) = find(rest, &all, end);
+        if n > MAX_NAME || found.is_some_and(|found| found < ends.len()) {
+            return None;
+        }
+        let name = self.plain_name(&rest[..n], prefix).to_string();
+        if !name.chars().all(is_name) {
+            return None;
+        }
+        if found.is_none() {
+            // what may be the beginning of a marker
+            return (n < rest.len()).then_some(false);
+        }
+        self.plan.tool(&name)?;
+        self.set_name(name);
+        Some(self.end_args(n))
+    }
+
+    /// At the end of the text within a call: completes what may be absent there. Returns whether that changed anything.
+    pub(super) fn end_of_text(&mut self) -> bool {
+        let rest = self.rest();
+        let (n, is_blank) = (rest.len(), rest.trim().is_empty());
+        match self.state {
+            State::JsonOpen if is_blank => self.end_args(n),
+            State::TagArgs if is_blank => self.end_args(n),
+            // a model may forget the last bracket
+            State::Object if is_blank && self.call.has_args && self.call.name.is_some() => self.end_args(n),
+            State::Name => {
+                let prefix = match self.body() {
+                    Body::Named { prefix, .. } => prefix,
+                    Body::Tags(_) => "",
+                    _ => return false,
+                };
+                let name = self.plain_name(rest, prefix).to_string();
+                self.plan.tool(&name).is_some() && self.set_name(name) && self.end_args(n)
+            }
+            State::TagArgs if !self.is_flat => {
+                self.is_flat = true;
+                self.scan = Scan::default();
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Sets the name of the call; returns whether it may be called.
     pub(super) fn set_name(&mut self, name: String) -> bool {
         let may_be = !self.call.must_exist || self.plan.tool(&name).is_some();
@@ -90,87 +164,96 @@ impl OutputParser {
     }
 
     pub(super) fn open_args(&mut self, state: State) -> bool {
-        self.start();
-        self.call.has_args = false;
+        (self.call.args_begun, self.call.has_args) = (true, false);
         self.state = state;
         true
     }
 
-    /// Starts the call once its name is known.
-    pub(super) fn start(&mut self) {
-        let call = &mut self.call;
-        let (false, Some(name)) = (call.has_started, call.name.clone()) else { return };
-        call.has_started = true;
-        call.raw.clear();
+    /// Where the object of the arguments begins; without it, the call has none.
+    pub(super) fn json_open(&mut self, first: u8, end: bool) -> bool {
+        if first == b'{' {
+            self.take(1);
+            return self.open_args(State::JsonArgs);
+        }
+        let Some(form) = self.form() else { return self.fail(0) };
+        let mut marks: Vec<&str> = form.open.iter().chain(form.around).copied().collect();
+        if form.body == Body::Harmony {
+            marks.extend(super::ENDS);
+        }
+        match find(self.rest(), &marks, end) {
+            (0, Some(_)) => self.end_args(0),
+            (0, None) => false,
+            _ => self.fail(0),
+        }
+    }
+
+    /// Adds a parameter, whose text is `n` bytes.
+    pub(super) fn add(&mut self, n: usize, parameter: Option<(String, String)>) -> bool {
+        let Some((key, value)) = parameter else { return self.fail(n) };
+        self.take(n);
+        self.call.add(&key, &value);
+        true
+    }
+
+    /// Adds a call, of which nothing else is known.
+    pub(super) fn add_call(&mut self, arguments: String, is_complete: bool) {
+        let Some(name) = self.call.name.take() else { return };
         let index = self.n_calls;
         self.n_calls += 1;
         self.gap.clear();
         let form = self.plan.form.map_or(IdForm::Hex, |form| form.ids);
         let id = self.plan.ids.choice(self.choice).id(index, form, &name);
-        self.pieces.push(Piece::CallStart { index, id, name });
-        for (key, value) in std::mem::take(&mut self.call.pending) {
-            self.parameter(key, value);
-        }
-    }
-
-    /// Adds a parameter, whose text is `n` bytes.
-    fn add(&mut self, n: usize, parameter: Option<(String, String)>) -> bool {
-        let Some((key, value)) = parameter else { return self.fail(n) };
-        self.take(n);
-        self.parameter(key, value);
-        true
-    }
-
-    fn parameter(&mut self, key: String, value: String) {
-        let call = &mut self.call;
-        if !call.has_started {
-            call.pending.push((key, value));
-            return;
-        }
-        call.raw.clear();
-        let open = if call.n_params == 0 { '{' } else { ',' };
-        call.n_params += 1;
-        self.pieces.push(Piece::CallArguments { index: self.n_calls - 1, json: format!("{open}{key}:{value}") });
-    }
-
-    /// Ends the call, if it has started.
-    pub(super) fn end_call(&mut self) {
-        let Call { has_started, has_args, n_params, is_list, is_python, must_exist, .. } =
-            std::mem::take(&mut self.call);
-        // a list in the fence of Gemma 3 has one call in each line
-        let is_python = is_python && must_exist;
-        self.call = Call { is_list, is_python, must_exist, ..Call::default() };
-        if has_started {
-            let index = self.n_calls - 1;
-            let json = if n_params == 0 { "{}" } else { "}" }.to_string();
-            self.pieces.push(Piece::CallArguments { index, json });
-            self.pieces.push(Piece::CallEnd { index, is_complete: has_args });
-            (self.is_after_call, self.is_fresh, self.is_after_reasoning) = (true, true, false);
-        }
+        let call = ToolCall { index, id, kind: "function", function: FunctionCall { name, arguments } };
+        self.pieces.push(Piece::Call { call, is_complete });
+        (self.is_after_call, self.is_fresh, self.is_after_reasoning) = (true, true, false);
     }
 
     /// Ends the arguments after `n` bytes, and the call with them.
-    fn end_args(&mut self, n: usize) -> bool {
+    pub(super) fn end_args(&mut self, n: usize) -> bool {
         self.take(n);
-        self.call.has_args = true;
-        self.end_call();
+        let arguments = format!("{{{}}}", self.call.args);
+        self.add_call(arguments, true);
+        let Call { is_list, is_python, must_exist, .. } = self.call;
+        // a list in the fence of Gemma 3 has one call in each line
+        let is_python = is_python && must_exist;
+        self.call = Call { is_list, is_python, must_exist, is_marked: true, ..Call::default() };
         self.state = State::Next;
+        true
+    }
+
+    /// The key of a call in a list of Apertus: the name.
+    pub(super) fn key(&mut self, first: u8) -> bool {
+        if first != b'"' {
+            return self.fail(0);
+        }
+        let Some(n) = self.unit(b":", &["\""]) else { return false };
+        let name = serde_json::from_str::<String>(self.rest()[..n].trim()).ok().filter(|name| !name.is_empty());
+        let Some(name) = name.filter(|_| self.rest().as_bytes()[n] == b':') else { return self.fail(n) };
+        if !self.set_name(name) {
+            return self.fail(n);
+        }
+        self.take(n + 1);
+        self.state = State::JsonOpen;
         true
     }
 
     pub(super) fn object(&mut self, first: u8) -> bool {
         match first {
-            b'}' if self.call.name.is_some() => {
-                self.start();
-                self.end_args(1)
-            }
+            b'}' if self.call.name.is_some() => self.end_args(1),
+            _ if self.body() == Body::Keyed => self.fail(0),
             b',' => {
                 self.take(1);
                 true
             }
             b'"' => {
                 let Some(n) = self.unit(b":", &["\""]) else { return false };
-                let Ok(key) = serde_json::from_str(self.rest()[..n].trim()) else { return self.fail(n) };
+                let key = serde_json::from_str::<String>(self.rest()[..n].trim()).ok();
+                let is_known = |key: &str| {
+                    ["name", "tool_name", "function", "arguments", "parameters", "type", "id", "tool_call_id"]
+                        .contains(&key)
+                };
+                let key = key.filter(|key| !self.call.must_exist || is_known(key));
+                let Some(key) = key.filter(|_| self.rest().as_bytes()[n] == b':') else { return self.fail(n) };
                 self.take(n + 1);
                 self.call.key = key;
                 self.state = State::Member;
@@ -182,7 +265,7 @@ impl OutputParser {
 
     pub(super) fn member(&mut self, first: u8) -> bool {
         let is_args = matches!(&*self.call.key, "arguments" | "parameters");
-        if is_args && (self.call.has_args || self.call.n_params > 0) {
+        if is_args && self.call.args_begun {
             return self.fail(0);
         }
         if is_args && first == b'{' {
@@ -196,16 +279,9 @@ impl OutputParser {
         let is_good = match (&*self.call.key, value) {
             ("name" | "tool_name" | "function", Value::String(name)) if !name.is_empty() => self.set_name(name),
             ("arguments" | "parameters", Value::Null) => true,
-            ("arguments" | "parameters", Value::String(text)) => {
-                let value = serde_json::from_str::<Value>(&text).unwrap_or_default();
-                let parameters = object_parameters(&value);
-                let is_object = parameters.is_some();
-                parameters.into_iter().flatten().for_each(|(key, value)| self.call.pending.push((key, value)));
-                is_object
-            }
+            ("arguments" | "parameters", Value::String(text)) => self.text_args(&text),
             ("name" | "tool_name" | "arguments" | "parameters", _) => false,
-            ("type" | "id" | "tool_call_id", _) => true,
-            _ => !self.call.must_exist,
+            _ => true,
         };
         if !is_good {
             return self.fail(n);
@@ -215,21 +291,35 @@ impl OutputParser {
         true
     }
 
+    /// Arguments that are the text of a JSON object. Returns whether they are.
+    fn text_args(&mut self, text: &str) -> bool {
+        let text = if text.trim().is_empty() { "{}" } else { text };
+        let value = compact_json(text).and_then(|json| serde_json::from_str::<Value>(&json).ok());
+        let Some(parameters) = value.as_ref().and_then(object_parameters) else { return false };
+        parameters.iter().for_each(|(key, value)| self.call.add(key, value));
+        (self.call.args_begun, self.call.has_args) = (true, true);
+        true
+    }
+
     pub(super) fn json_args(&mut self, first: u8) -> bool {
+        let is_after_comma = self.call.is_after_comma;
         match first {
-            b'}' if self.call.key.is_empty() => self.end_args(1),
+            b'}' if is_after_comma => self.fail(0),
+            b'}' if self.call.key.is_empty() && self.body() != Body::Keyed => self.end_args(1),
             b'}' => {
                 self.take(1);
                 self.call.has_args = true;
                 self.state = State::Object;
                 true
             }
-            b',' if self.call.n_params + self.call.pending.len() > 0 => {
+            b',' if !self.call.args.is_empty() && !is_after_comma => {
                 self.take(1);
+                self.call.is_after_comma = true;
                 true
             }
             b'"' => {
                 let Some(n) = self.unit(b",", &["\""]) else { return false };
+                self.call.is_after_comma = false;
                 self.add(n, json_parameter(&self.rest()[..n]))
             }
             _ => self.fail(0),
@@ -244,7 +334,7 @@ impl OutputParser {
         let python: &[&str] = &["\"\"\"", "'''", "\"", "'"];
         match first {
             _ if first == close => self.end_args(1),
-            b',' if self.call.n_params > 0 => {
+            b',' if !self.call.args.is_empty() => {
                 self.take(1);
                 true
             }
@@ -256,53 +346,18 @@ impl OutputParser {
         }
     }
 
-    pub(super) fn tag_args(&mut self, end: bool) -> bool {
-        let Body::Tags(tags) = self.body() else { return self.fail(0) };
-        let around = self.form().map_or(&[][..], |form| form.around);
-        let marks: Vec<&str> = [tags.key, tags.end].into_iter().chain(around.iter().copied()).collect();
-        match find(self.rest(), &marks, end) {
-            (0, Some(0)) => {}
-            (0, Some(1)) => return self.end_args(tags.end.len()),
-            // a call without its closing tag
-            (0, Some(_)) => return self.end_args(0),
-            (0, None) => return false,
-            _ => return self.fail(0),
-        }
-        let rest = self.rest();
-        let from = floor(rest, self.scan.at.max(tags.key.len()));
-        let Some(at) = rest[from..].find(tags.value_end) else {
-            self.scan.at = rest.len().saturating_sub(tags.value_end.len());
-            return false;
-        };
-        let n = from + at;
-        let unit = rest[tags.key.len()..n].split_once(tags.key_end);
-        let parameter = unit.and_then(|(key, value)| {
-            // DeepSeek says beside the key whether the value is a string
-            let (key, attributes) = key.split_once('"').unwrap_or((key, ""));
-            let value = if tags.value.is_empty() { value } else { value.trim_start().strip_prefix(tags.value)? };
-            let value = value.strip_prefix('\n').unwrap_or(value);
-            let value = value.strip_suffix('\n').unwrap_or(value);
-            let key = key.trim();
-            let schema = self.call.name.as_deref().and_then(|name| self.plan.parameter_schema(name, key));
-            let value =
-                if attributes.contains("string=\"true\"") { json_string(value) } else { text_value(value, schema) };
-            (!key.is_empty()).then(|| (json_string(key), value))
-        });
-        self.add(n + tags.value_end.len(), parameter)
-    }
-
     pub(super) fn next(&mut self, first: u8) -> bool {
         let Call { is_list, is_python, .. } = self.call;
         let is_next = (is_list && first == b'{') || ((is_list || is_python) && first.is_ascii_alphabetic());
-        let space = std::mem::take(&mut self.call.raw);
         match first {
-            b',' if is_list => self.consume(1),
+            b',' if is_list => self.take(1),
             b']' if is_list => {
                 self.consume(1);
                 (self.state, self.call) = (State::Text, Call::default());
             }
             _ if is_next => self.state = State::Begin,
             _ => {
+                let space = std::mem::take(&mut self.call.raw);
                 self.gap.push_str(&space);
                 let is_harmony = self.body() == Body::Harmony;
                 self.state = if is_harmony { State::Message { is_reasoning: false } } else { State::Text };
@@ -327,6 +382,13 @@ impl OutputParser {
                     *at += 1;
                 }
                 Some(i) if tail.starts_with(quotes[i].as_bytes()) => {
+                    // a quote that has no escapes ends a string only where something may follow it
+                    let follows =
+                        if quotes[i].starts_with('<') { quote_ends(&tail[quotes[i].len()..]) } else { Some(true) };
+                    if !follows? {
+                        *at += quotes[i].len();
+                        continue;
+                    }
                     (*quote, *at) = (None, *at + quotes[i].len());
                     continue;
                 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::output::{FormNames, OutputPlan};
+use crate::output::{FormNames, ModelForms, OutputPlan};
 use crate::parts::AnswerWriter;
 use crate::parts::testing::{Events, hermes, plain, run, updates};
 
@@ -72,7 +72,7 @@ fn events_add_up_to_the_response() {
 fn tokens_of_reasoning_are_counted() {
     let names = FormNames { calls: None, reasoning: Some("think") };
     let texts = ["<think>", "1 + 1 ", "is 2", "</think>", "\n\n2", ""];
-    let writer = AnswerWriter::new(OutputPlan::new("", names).parser(0), form());
+    let writer = AnswerWriter::new(OutputPlan::new(ModelForms::default(), names).parser(0), form());
     let (_, form) = run(writer, &updates(&texts, FinishReason::StopToken(5)));
     let usage = form.into_response().usage.expect("counts");
     assert_eq!((usage.output_tokens, usage.output_tokens_details.reasoning_tokens), (6, 4));
