@@ -1,5 +1,6 @@
 //! Tests of the `starling` command: output, messages and exit codes.
 
+mod architectures;
 mod chat;
 mod embed;
 mod quantize;

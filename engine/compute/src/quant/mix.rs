@@ -376,12 +376,32 @@ fn fall_back(dtype: Dtype, k: u64) -> Dtype {
 
 /// Whether llama.cpp quantises a tensor: weight matrices, but not vectors, norms, routers and small tables.
 fn may_quantise(t: &SourceTensor<'_>) -> bool {
-    const KEPT: [&str; 9] = [
+    const KEPT: [&str; 29] = [
         "_norm.weight",
         "ffn_gate_inp.weight",
         "ssm_conv1d",
         "shortconv.conv.weight",
         ".rel_pos",
+        "attn_rel_b.weight",
+        "ffn_gate_tid2eid.weight",
+        "altup",
+        "laurel",
+        "per_layer_model_proj",
+        "time_mix_first.weight",
+        "time_mix_w0.weight",
+        "time_mix_w1.weight",
+        "time_mix_w2.weight",
+        "time_mix_v0.weight",
+        "time_mix_v1.weight",
+        "time_mix_v2.weight",
+        "time_mix_a0.weight",
+        "time_mix_a1.weight",
+        "time_mix_a2.weight",
+        "time_mix_g1.weight",
+        "time_mix_g2.weight",
+        "time_mix_decay_w1.weight",
+        "time_mix_decay_w2.weight",
+        "time_mix_lerp_fused.weight",
         "indexer.k_proj.weight",
         "indexer.q_proj.weight",
         // llama.cpp quantises these, although they are no matrices
