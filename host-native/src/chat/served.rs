@@ -3,6 +3,7 @@
 use starling::chat::{ChatError, ChatRequest, ChatTemplate, Rendered};
 use starling::model::Model;
 use starling::tokenizer::Tokenizer;
+use starling_api::output::{ModelForms, detect_forms};
 
 use super::{template, template_source};
 use crate::error::Failure;
@@ -35,6 +36,11 @@ impl ServedTemplate {
     /// Why there are no chats, if the template does not parse.
     pub fn error(&self) -> Option<&ChatError> {
         self.compiled.as_ref().err()
+    }
+
+    /// Forms of calls and reasoning; the default ones if the template does not parse.
+    pub fn forms(&self, tokenizer: &Tokenizer) -> ModelForms {
+        self.compiled.as_ref().map(|template| detect_forms(template, tokenizer)).unwrap_or_default()
     }
 
     /// Renders a conversation; see [`ChatTemplate::render`].

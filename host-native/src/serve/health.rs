@@ -16,6 +16,7 @@ use super::models::instance::ModelInstance;
 use super::models::pool::{Entry, ModelPool, ModelState};
 use super::models::status::{WorkerHandle, WorkerState};
 use super::pressure::MAX_LEVEL;
+use super::rights::Rights;
 use super::state::{Caller, Server};
 
 /// State of the server.
@@ -208,7 +209,7 @@ pub async fn metrics(
         ("text/plain; version=0.0.4; charset=utf-8", server.metrics.prometheus())
     };
     let text = match caller {
-        Some(Extension(caller)) if !caller.is_manager => of_tenant(&text, &caller.tenant.name),
+        Some(Extension(caller)) if caller.rights == Rights::Use => of_tenant(&text, &caller.tenant.name),
         _ => text,
     };
     ([(header::CONTENT_TYPE, kind)], text).into_response()

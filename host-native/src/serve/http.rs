@@ -208,7 +208,7 @@ fn cors(settings: &Settings) -> Option<CorsLayer> {
         "api-key",
         "x-request-timeout",
     ]
-        .map(HeaderName::from_static);
+    .map(HeaderName::from_static);
     let more = ["x-api-key", "anthropic-version", "anthropic-beta"].map(HeaderName::from_static);
     let headers = own.clone().into_iter().chain(more).chain([header::AUTHORIZATION, header::CONTENT_TYPE]);
     let seen = EXPOSED.map(HeaderName::from_static).into_iter().chain(own);

@@ -9,7 +9,6 @@ use starling::engine::EngineOptions;
 use starling::model::Model;
 use starling::structure;
 use starling_api::openai::response::system_fingerprint;
-use starling_api::output::detect_forms;
 
 use super::super::breaker::{Breaker, BreakerLimits};
 use super::super::config::{Live, ModelEntry, Settings};
@@ -259,7 +258,7 @@ pub fn load(
         name: Arc::clone(&identity.name),
         fingerprint: system_fingerprint(&sha256),
         model_sha256: sha256,
-        forms: detect_forms(&template, &model.tokenizer),
+        forms: template.forms(&model.tokenizer),
         template,
         grammars: Grammars::new(structure::Limits {
             bytes: usize::try_from(settings.max_grammar.0).unwrap_or(usize::MAX),
