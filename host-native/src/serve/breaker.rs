@@ -143,6 +143,7 @@ impl Breaker {
     ///
     /// # Errors
     /// The time after which to try again.
+    #[cfg(test)]
     pub fn check(&self, now: Instant) -> Result<(), Duration> {
         let circuit = self.lock().circuits.get(&None).copied();
         circuit.and_then(|circuit| circuit.wait(now, self.limits.open)).map_or(Ok(()), Err)

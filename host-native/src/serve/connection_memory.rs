@@ -103,6 +103,7 @@ impl ConnectionMemory {
     }
 
     /// Bytes that all connections hold.
+    #[cfg(test)]
     pub fn n_bytes(&self) -> usize {
         self.lock().total
     }
