@@ -268,6 +268,37 @@ fn lines_of_the_log_have_each_key_once() {
     }
 }
 
+/// The same of lines that no test writes: no field of an event has the name of a key that each line has.
+#[test]
+fn no_field_of_the_log_has_a_reserved_name() {
+    const RESERVED: [&str; 6] = ["timestamp", "level", "message", "target", "span", "spans"];
+    let mut directories = vec![std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+    let mut n_events = 0;
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(directory).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                directories.push(path);
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).expect("a source");
+            for event in text.split("tracing::").skip(1) {
+                let Some((level, rest)) = event.split_once("!(") else { continue };
+                if !["trace", "debug", "info", "warn", "error", "$level"].contains(&level) {
+                    continue;
+                }
+                n_events += 1;
+                // fields come before the message
+                let fields = rest.split('"').next().unwrap_or_default();
+                let names = fields.split(',').filter_map(|field| field.split('=').next());
+                let wrong = names.map(str::trim).find(|name| RESERVED.contains(name));
+                assert_eq!(wrong, None, "{}: {fields}", path.display());
+            }
+        }
+    }
+    assert!(n_events > 50, "{n_events}");
+}
+
 /// The keys of a JSON object, repeated ones too.
 struct Keys(Vec<String>);
 
