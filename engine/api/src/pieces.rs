@@ -112,8 +112,9 @@ mod tests {
     #[test]
     fn a_document_is_its_pieces_and_each_is_bounded() {
         let number = |source: &mut Vec<usize>, i: usize, to: &mut Vec<u8>| write(&source[i], to);
-        let part =
-            |_: &mut Vec<usize>, i: usize, to: &mut Vec<u8>| write_escaped(if i.is_multiple_of(2) { "\"" } else { "é" }, to);
+        let part = |_: &mut Vec<usize>, i: usize, to: &mut Vec<u8>| {
+            write_escaped(if i.is_multiple_of(2) { "\"" } else { "é" }, to)
+        };
         // some of them end a piece just before or after a section begins
         for n in [0, 1, 2, 5000, 50_000].into_iter().chain(7000..7200) {
             let pieces = JsonPieces::new((0..n).collect::<Vec<usize>>())

@@ -254,7 +254,7 @@ mod tests {
         for (json, path, found) in [
             (json!({ "n": 5.5 }), "n", "floating point `5.5`, expected u8"),
             (json!({ "n": 256.0 }), "n", "integer `256`, expected u8"),
-            (json!({ "signed": 1e300 }), "signed", "floating point `1e300`, expected i64"),
+            (json!({ "signed": 1e300 }), "signed", "floating point `1e+300`, expected i64"),
             (json!({ "inner": { "list": [1, -1.0] } }), "inner.list[1]", "integer `-1`, expected u32"),
             (json!({ "most": -2 }), "most", "integer `-2`, expected a whole number, or -1 for no limit"),
         ] {

@@ -242,7 +242,7 @@ fn errors_have_the_form_of_the_api() {
         ("/api/chat", json!({ "model": "x", "messages": hi() }), 404),
         ("/api/generate", json!({ "model": MODEL, "prompt": "a", "images": ["AA=="] }), 400),
         ("/api/show", json!({ "model": "x" }), 404),
-        ("/api/embed", json!({ "model": MODEL, "input": "dog ".repeat(600) }), 400),
+        ("/api/embed", json!({ "model": MODEL, "input": "dog ".repeat(600), "truncate": false }), 400),
         ("/api/nothing", json!({}), 404),
         ("/api/pull", json!({ "model": "no source", "stream": false }), 400),
         ("/api/create", json!({ "model": "a", "from": MODEL, "system": "x" }), 400),

@@ -219,7 +219,8 @@ mod tests {
         assert_eq!(read("\"a\""), prompts(&[&[text("a")]]));
         assert_eq!(read("[\"a\",\"b\"]"), prompts(&[&[text("a")], &[text("b")]]));
         assert_eq!(read("[1,2]"), prompts(&[std::slice::from_ref(&tokens)]));
-        assert_eq!(read("[[1.0,2],[1,2.0]]"), prompts(&[core::slice::from_ref(&tokens), core::slice::from_ref(&tokens)]));
+        let one = std::slice::from_ref(&tokens);
+        assert_eq!(read("[[1.0,2],[1,2.0]]"), prompts(&[one, one]));
         assert_eq!(read("[1,2,\"a\"]"), prompts(&[&[tokens.clone(), text("a")]]));
         assert_eq!(
             read("[[1,2],\"a\",[\"b\",1,2]]"),
