@@ -5,12 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folders of the tree that hold no sources of the project.
-const SKIPPED: [&str; 5] = ["target", "node_modules", ".git", "wasm", "dist"];
+const SKIPPED: [&str; 5] = ["target", "node_modules", ".git", "web/wasm", "web/dist"];
 /// Endings of files that documents name.
 const ENDINGS: [&str; 12] = ["rs", "ts", "tsx", "md", "py", "mjs", "toml", "yaml", "json", "sh", "html", "wit"];
 /// Names that stand for a file of the reader, or for a setting of another program.
-const EXAMPLES: [&str; 6] =
-    ["NAME.json", "index.json", "vite.config.js", "MemoryHigh", "MemoryMax", "MemoryDenyWriteExecute"];
+const EXAMPLES: [&str; 7] =
+    ["NAME.json", "MODEL.json", "index.json", "vite.config.js", "MemoryHigh", "MemoryMax", "MemoryDenyWriteExecute"];
 
 struct Tree {
     root: PathBuf,
@@ -30,7 +30,7 @@ impl Tree {
                 let entry = entry.expect("an entry");
                 let name = entry.file_name().into_string().expect("UTF-8");
                 let path = folder.join(&name);
-                if SKIPPED.contains(&name.as_str()) {
+                if SKIPPED.iter().any(|skipped| path.ends_with(skipped)) {
                     continue;
                 }
                 if entry.file_type().expect("a type").is_dir() {

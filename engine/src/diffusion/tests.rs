@@ -25,7 +25,8 @@ fn steps_replace_what_llama_cpp_replaces() {
     assert_eq!(of(blocks(32), 5, 2), [3, 2], "a block is no longer than the answer");
     assert_eq!(of(blocks(2), 6, 1), [2, 2, 2], "each block has a step");
     assert_eq!(of(Schedule::Timesteps { eps: 0.001 }, 16, 4), [3, 4, 4, 5]);
-    assert_eq!(counts(Schedule::Timesteps { eps: 0.001 }, 2, 4), [(2, 1), (3, 1)], "steps without a token are skipped");
+    assert_eq!(counts(Schedule::Timesteps { eps: 0.001 }, 2, 4), [(3, 2)], "shares below a token are rounded down");
+    assert_eq!(counts(Schedule::Timesteps { eps: 0.001 }, 3, 4), [(2, 1), (3, 2)], "steps without a token are skipped");
     assert_eq!(of(Schedule::Timesteps { eps: 0.001 }, 9, 1), [9]);
 }
 
