@@ -100,7 +100,7 @@ test("OpenAI's form has the answer of the server to the same body", () =>
     const bodies = [
       base,
       { ...base, frequency_penalty: 1.5 },
-      { ...base, presence_penalty: 2, seed: -1 },
+      { ...base, presence_penalty: 2, seed: -2 },
       { ...base, repetition_penalty: 1.5, top_k: -1 },
       { ...base, repeat_penalty: 1.5, temperature: 0, n: 2, stop_token_ids: [262] },
       { ...base, max_tokens: null, max_completion_tokens: 80, ignore_eos: null, response_format: null },

@@ -76,8 +76,10 @@ with tempfile.TemporaryDirectory() as home:
     chat.until(r"lists the commands", "greeting")
     chat.until(r"tokens, 2 messages", "typed ahead")
 
-    chat.send("/clear\r")
     chat.until(r"> ", "prompt")
+    # the prompt after the command: keys that arrive before it are lines of the terminal's own editing, without Alt-Enter
+    chat.send("/clear\r")
+    chat.until(r"/clear\s*\n.*> ", "the next prompt")
     chat.send(b"first line\x1b\rsecond line\r")
     chat.until(r"second line", "Alt-Enter")
     chat.send('"""\rthird\rfourth"""\r')
@@ -97,7 +99,7 @@ with tempfile.TemporaryDirectory() as home:
     for part in ["/regen", "/edit", "Alt-Enter", "Ctrl-R"]:
         chat.until(re.escape(part), "/help")
     chat.send("/model nope.gguf\r")
-    chat.until(r"no such file", "/model")
+    chat.until(r"no such file.*> ", "/model")
     chat.send(b"\x03")
     chat.until(r"Ctrl-D or /exit", "Ctrl-C at the prompt")
     chat.end()

@@ -58,7 +58,7 @@ const GOOD = [
   { stop: [" the", "."] },
   { stop_token_ids: [262], temperature: 0 },
   { ignore_eos: true, frequency_penalty: 1.5, presence_penalty: -1, penalty_scope: "all" },
-  { seed: -1, top_p: 0.9, top_k: 40, min_p: 0.01, typical_p: 0.9, repetition_penalty: 1.2 },
+  { seed: -2, top_p: 0.9, top_k: 40, min_p: 0.01, typical_p: 0.9, repetition_penalty: 1.2 },
   { dry_multiplier: 2, dry_base: 2, dry_allowed_length: 1, dry_sequence_breakers: ["."] },
   { logit_bias: { 262: -100, 263: 5 }, max_completion_tokens: 12, max_tokens: null },
   { messages: [...messages, { role: "assistant", content: "Once" }], continue_final_message: true },

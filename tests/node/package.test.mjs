@@ -151,7 +151,9 @@ test("OpenAI's form has the defaults and names of the server", async () => {
   assert.equal(await said({ messages: begun }), await text({}, begun));
   assert.equal(await said({ messages: begun, add_generation_prompt: true }), await text({}, begun));
   assert.equal(await said({ repetition_penalty: 1.5 }), await text({ repeatPenalty: 1.5 }));
-  assert.equal(await said({ seed: -1 }), await text({ seed: 2n ** 64n - 1n }));
+  assert.equal(await said({ seed: -2 }), await text({ seed: 2n ** 64n - 2n }));
+  const seeds = await Promise.all([ask({ seed: -1 }), ask({ seed: -1 })]);
+  assert.notEqual(seeds[0].seed, seeds[1].seed, "-1 is a random seed");
   const { tokens } = await model.chat(messages, options).result;
   assert.equal((await ask({ stop_token_ids: [tokens[5].id] })).choices[0].finish_reason, "stop");
 
