@@ -117,11 +117,10 @@ test("a file whose length nobody says has progress, a tag, and is resumed like a
 test("a cut connection is resumed by range, or from the start where there are no ranges", async () => {
   const r = await attempt(`${TINY}?drop=1000000`);
   assert.equal(r.text, expected, JSON.stringify(r));
-  const [first, ...others] = gets();
-  assert.ok(
-    others.length >= 3 && !first.includes("bytes=") && others.every((o) => /bytes=\d+-/.test(o)),
-    gets().join(),
-  );
+  // a connection that is cut before the browser has handed out a byte is begun anew
+  const ranged = gets().findIndex((get) => get.includes("bytes="));
+  const others = gets().slice(ranged);
+  assert.ok(ranged > 0 && others.length >= 3 && others.every((get) => /bytes=\d+-/.test(get)), gets().join());
   assert.equal((await attempt(TINY)).from, "network", "another URL is another entry");
 
   const whole = await attempt(`${TINY}?drop=1000000&norange`, { cache: "none" });

@@ -202,13 +202,6 @@ macro_rules! deserialize_forms {
 }
 
 deserialize_forms!(OneOrMany, "a string or a list of strings", visit_str(text: &str) => Ok(OneOrMany::One(text.into())));
-deserialize_forms!(Seed, "a whole number",
-visit_u64(n: u64) => Ok(Seed(n)),
-visit_i64(n: i64) => Ok(Seed(n.cast_unsigned())),
-visit_f64(x: f64) => match integer(x) {
-    Some(n) => Ok(Seed(n.cast_unsigned())),
-    None => Err(E::invalid_type(serde::de::Unexpected::Float(x), &"a whole number")),
-});
 deserialize_forms!(PriorityName, "high, normal, low, or a whole number",
 visit_str(text: &str) => Ok(PriorityName::Name(text.into())),
 visit_u64(n: u64) => Ok(PriorityName::Number(i64::try_from(n).unwrap_or(i64::MAX))),
@@ -218,10 +211,30 @@ visit_f64(x: f64) => match integer(x) {
     None => Err(E::invalid_type(serde::de::Unexpected::Float(x), &"high, normal, low, or a whole number")),
 });
 
-/// Reads an optional seed; -1 is none, as in llama.cpp, vLLM and Ollama.
+/// The seed of a request; -1 is none, as in llama.cpp, vLLM and Ollama. The seed with the same bits, 2^64 - 1, is a seed.
+struct SeedField(Option<Seed>);
+
+impl SeedField {
+    fn signed(n: i64) -> SeedField {
+        SeedField((n != -1).then(|| Seed(n.cast_unsigned())))
+    }
+
+    fn list<'de, A: serde::de::SeqAccess<'de>>(_: A) -> Result<Self, A::Error> {
+        reject_list::<Self, A>("a whole number")
+    }
+}
+
+deserialize_forms!(SeedField, "a whole number",
+visit_u64(n: u64) => Ok(SeedField(Some(Seed(n)))),
+visit_i64(n: i64) => Ok(SeedField::signed(n)),
+visit_f64(x: f64) => match integer(x) {
+    Some(n) => Ok(SeedField::signed(n)),
+    None => Err(E::invalid_type(serde::de::Unexpected::Float(x), &"a whole number")),
+});
+
+/// Reads an optional seed; -1 is none.
 pub(crate) fn seed<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Seed>, D::Error> {
-    let random = Seed((-1i64).cast_unsigned());
-    Ok(Option::<Seed>::deserialize(deserializer)?.filter(|seed| *seed != random))
+    Ok(Option::<SeedField>::deserialize(deserializer)?.and_then(|field| field.0))
 }
 
 fn reject_list<'de, T, A: serde::de::SeqAccess<'de>>(expected: &str) -> Result<T, A::Error> {
@@ -244,12 +257,6 @@ impl OneOrMany {
             OneOrMany::One(text) => vec![text],
             OneOrMany::Many(texts) => texts,
         }
-    }
-}
-
-impl Seed {
-    fn list<'de, A: serde::de::SeqAccess<'de>>(_: A) -> Result<Self, A::Error> {
-        reject_list::<_, A>("a whole number")
     }
 }
 

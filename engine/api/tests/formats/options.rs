@@ -28,6 +28,24 @@ fn neutral_without_options() {
     assert_eq!((found.logprobs, found.top_logprobs), (LogprobKind::Raw, 3));
 }
 
+/// -1 is a random seed; 2^64 - 1, which has the same bits, is a seed.
+#[test]
+fn seeds_are_signed_or_unsigned() {
+    let cases = [
+        ("-1", None),
+        ("-1.0", None),
+        ("null", None),
+        ("-2", Some(u64::MAX - 1)),
+        ("18446744073709551615", Some(u64::MAX)),
+        ("7.0", Some(7)),
+        ("0", Some(0)),
+    ];
+    for (text, expected) in cases {
+        let options: Options = parse(format!("{{\"seed\":{text}}}").as_bytes()).expect("options");
+        assert_eq!(options.seed.map(|seed| seed.0), expected, "{text}");
+    }
+}
+
 #[test]
 fn options_as_the_engine_takes_them() {
     let found = |body: Value| sampling(&body).expect("options");
