@@ -2,7 +2,7 @@
 //! the event that the client names in `Last-Event-ID`.
 //!
 //! Such a response is read by a task of its own into a log, and every connection reads the log. When room is short, responses of
-//! the tenant that has most of it are forgotten: see [`share`](super::super::share).
+//! the tenant that has most of it are forgotten: see [`share`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::pin::Pin;
