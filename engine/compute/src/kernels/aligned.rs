@@ -1,4 +1,5 @@
 //! Buffers aligned to cache lines, and outputs that the tasks of one operation share.
+#![allow(unsafe_code)]
 
 use alloc::collections::TryReserveError;
 use alloc::sync::Arc;
@@ -22,7 +23,7 @@ pub struct AlignedBuf {
 
 // SAFETY: a buffer is the only owner of its range of the segment, which is accessed through borrows of the buffer only.
 unsafe impl Send for AlignedBuf {}
-// SAFETY: as above.
+// SAFETY: a shared buffer gives shared borrows of its range only.
 unsafe impl Sync for AlignedBuf {}
 
 impl AlignedBuf {
@@ -80,7 +81,7 @@ impl AlignedBuf {
 
     /// The contents, for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`; the borrow is exclusive.
+        // SAFETY: the first `len` bytes are inside the segment and initialised; the borrow of the buffer is exclusive.
         unsafe { core::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
@@ -92,7 +93,7 @@ impl AlignedBuf {
 
     /// The contents as f32, for writing.
     pub fn f32s_mut(&mut self) -> &mut [f32] {
-        // SAFETY: as in `f32s`; the borrow is exclusive.
+        // SAFETY: aligned to 64, every bit pattern is an f32; the borrow of the buffer is exclusive.
         unsafe { core::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.len / 4) }
     }
 
@@ -186,7 +187,7 @@ pub(crate) struct SharedOut<'a, T> {
 
 // SAFETY: access goes through `slice`, whose contract forbids overlap between threads.
 unsafe impl<T: Send> Send for SharedOut<'_, T> {}
-// SAFETY: as above.
+// SAFETY: shared access is through `slice` too, whose contract forbids overlap between threads.
 unsafe impl<T: Send> Sync for SharedOut<'_, T> {}
 
 impl<'a, T> SharedOut<'a, T> {

@@ -1,4 +1,5 @@
 //! Choice of the instruction set at run time, and dispatch of operations to it.
+#![allow(unsafe_code)]
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -151,27 +152,26 @@ impl Cpu {
     /// Runs an operation on this instruction set.
     #[inline]
     pub(crate) fn run<O: Op>(self, op: O) -> O::Out {
-        // SAFETY (all arms): a `Cpu` of that `Isa` exists only if `is_available` said that the machine has the features.
         match self.isa {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
+            // SAFETY: a `Cpu` of this `Isa` exists only if `is_available` found its features.
             Isa::Avx2 => unsafe {
                 super::isa::x86_64::avx2::run(super::isa::x86_64::avx2::Avx2::<false>::new(self.prefetch), op)
             },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
+            // SAFETY: a `Cpu` of this `Isa` exists only if `is_available` found its features.
             Isa::AvxVnni => unsafe {
                 super::isa::x86_64::avx2::run_vnni(super::isa::x86_64::avx2::Avx2::<true>::new(self.prefetch), op)
             },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
+            // SAFETY: a `Cpu` of this `Isa` exists only if `is_available` found its features.
             Isa::Avx512Vnni | Isa::Amx => unsafe {
                 super::isa::x86_64::avx512::run(super::isa::x86_64::avx512::Avx512::new(self.prefetch), op)
             },
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
             Isa::Neon => op.simd(super::isa::aarch64::neon::Neon::<false>::new()),
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
-            // SAFETY: as above.
+            // SAFETY: a `Cpu` of this `Isa` exists only if `is_available` found its features.
             Isa::NeonDotprod => unsafe {
                 super::isa::aarch64::neon::run_dotprod(super::isa::aarch64::neon::Neon::<true>::new(), op)
             },

@@ -4,6 +4,7 @@
 //! The leader publishes a closure and opens a gate, runs the closure itself, closes the gate and waits for the workers
 //! that entered. Workers enter while the gate is open; a worker that comes too late (it slept, or had no core) skips
 //! the region, and nobody waits for it.
+#![allow(unsafe_code)]
 
 use core::mem;
 

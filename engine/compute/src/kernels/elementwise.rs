@@ -1,4 +1,5 @@
 //! Elementwise operations: activation functions, scaled addition, soft cap.
+#![allow(unsafe_code)]
 
 use super::Cpu;
 use super::cpu::Op;

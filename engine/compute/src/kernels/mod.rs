@@ -4,7 +4,6 @@
 //! lane types of an instruction set (`simd::Simd`). `Cpu::run` chooses the instruction set. SIMD runs across outputs,
 //! never across a reduction, so both bodies give the same bits; `tests` below and in each file check this on every
 //! [`Cpu::available`].
-#![allow(unsafe_code)]
 // a WebAssembly module without SIMD does not use the lane types
 #![cfg_attr(all(target_family = "wasm", not(target_feature = "simd128")), allow(dead_code, unused_imports))]
 // register tiles are indexed by row vector and column; `from_bits` is the name in the standard library

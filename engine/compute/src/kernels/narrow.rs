@@ -8,6 +8,7 @@
 //! An f16 has 11 bits and is a multiple of 2^-24, so the product has at most 24 bits and neither overflows nor
 //! underflows. An exact multiplication may be fused with the addition that follows: one instruction instead of two,
 //! same result. Source: T. J. Dekker, A Floating-Point Technique for Extending the Available Precision, 1971.
+#![allow(unsafe_code)]
 
 use super::simd::Simd;
 

@@ -1,5 +1,6 @@
 //! RMSNorm (Zhang and Sennrich 2019) and LayerNorm (Ba et al. 2016), on the 16 virtual lanes that define all true
 //! reductions: lane i adds elements i, i+16, i+32, ... in order, then `v[i] += v[i+8]`, `+4`, `+2`, `+1`.
+#![allow(unsafe_code)]
 
 use super::Cpu;
 use super::cpu::Op;

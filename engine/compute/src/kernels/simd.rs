@@ -7,6 +7,7 @@
 //!
 //! Dots are exact integers, so the order of their additions is free: each instruction set has its own encoding of
 //! activations (`ActEncoding`) and its own form of weight vectors.
+#![allow(unsafe_code)]
 
 /// `each!(N, |i| e)` is `[e for i = 0, e for i = 1, ...]`, N elements. A loop, because closures given to
 /// `core::array::from_fn` are not always inlined and would then be compiled without the CPU features, one call per
@@ -188,7 +189,7 @@ pub(crate) trait Simd: Copy {
     /// f32, which is up to a hundred times slower.
     #[inline(always)]
     unsafe fn load_small_f16(self, p: *const u16) -> Self::F {
-        // SAFETY: the caller's.
+        // SAFETY: the contract of this function, which its caller keeps.
         unsafe { self.load_f16(p) }
     }
     /// Exact conversion of bf16.
@@ -305,7 +306,7 @@ pub(crate) trait Simd: Copy {
     /// The activation words of column `c`; `p` points at the words of `NC` columns.
     #[inline(always)]
     unsafe fn act_of<const BITS: u32, const NC: usize>(self, p: *const u32, c: usize) -> Self::A {
-        // SAFETY: the caller's.
+        // SAFETY: the contract of this function, which its caller keeps.
         unsafe { self.act::<BITS>(p.add(c * Self::act_encoding(BITS).words())) }
     }
     /// An accumulator whose total will be `init + sum`; with `ActEncoding::I8PairSums`, `init` is two i16.

@@ -1,4 +1,5 @@
 //! The two passes of a softmax over a vocabulary: maxima of groups of logits, and exponentials with their sum.
+#![allow(unsafe_code)]
 
 use super::Cpu;
 use super::cpu::Op;

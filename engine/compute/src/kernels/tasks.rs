@@ -3,6 +3,7 @@
 //!
 //! A worker first takes the tasks of its own contiguous range from the front, for long sequential reads of weights,
 //! then steals from the back of the other ranges.
+#![allow(unsafe_code)]
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 

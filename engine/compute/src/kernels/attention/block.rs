@@ -1,5 +1,6 @@
 //! Attention of a block of tokens of one sequence through one KV head: the loop over chunks, shared by all instruction
 //! sets.
+#![allow(unsafe_code)]
 
 use alloc::vec::Vec;
 use core::ops::Range;

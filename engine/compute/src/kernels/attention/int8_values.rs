@@ -1,5 +1,6 @@
 //! Int8 values: `v[t][d] = f16(v8[t][d] * d_v[t])`. They are converted before they are weighted, a few pages at a time for all
 //! columns.
+#![allow(unsafe_code)]
 
 use core::ops::Range;
 

@@ -1,5 +1,6 @@
 //! Attention over the keys of two layers of the KV pages with one softmax: each gives a partial result, and these are merged
 //! in order, as those of chunks are, then the sink.
+#![allow(unsafe_code)]
 
 use alloc::vec::Vec;
 

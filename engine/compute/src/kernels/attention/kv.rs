@@ -1,4 +1,5 @@
 //! Layout of keys and values in pages, and writing them.
+#![allow(unsafe_code)]
 
 use alloc::sync::Arc;
 use core::ops::Range;

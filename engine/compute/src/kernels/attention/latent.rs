@@ -5,6 +5,7 @@
 //! v[t][d] = k[t][d]                                 f32 and f16
 //! v[t][d] = f16(q8[t][d] * scale[t])                int8
 //! ```
+#![allow(unsafe_code)]
 
 use core::ops::Range;
 

@@ -1,4 +1,5 @@
 //! Memory of KV pages: segments of equally many pages, which never move.
+#![allow(unsafe_code)]
 
 use alloc::collections::TryReserveError;
 use alloc::vec;

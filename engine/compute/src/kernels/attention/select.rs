@@ -10,6 +10,7 @@
 //! Positions of the `top_k` blocks with the largest b are selected. Of blocks with the score of the last one, those are
 //! selected that are left in a heap ([`keep_largest`]), as in llama.cpp. Products `q . k` are scores of attention
 //! (`block.rs`), so a selection depends on nothing but tokens and positions.
+#![allow(unsafe_code)]
 
 use alloc::vec::Vec;
 use core::ops::Range;

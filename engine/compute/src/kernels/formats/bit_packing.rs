@@ -12,6 +12,7 @@
 //! Only the low 4, 5 or 6 bits of each result count. x86 has no byte shifts, so 16-bit lanes are shifted, and bits of
 //! other elements are shifted in. These bits are known when the last bits of a line are packed, and packing chooses
 //! those such that the exclusive or gives the group. So a group takes one mask, not one per line.
+#![allow(unsafe_code)]
 
 use crate::kernels::panel_layout::HEAD;
 use crate::kernels::simd::Simd;
@@ -153,7 +154,7 @@ pub(in crate::kernels) unsafe fn group<S: Simd, const BITS: u32>(s: S, at: *cons
 #[inline(always)]
 pub(in crate::kernels) unsafe fn unpack<S: Simd, const BITS: u32>(s: S, at: *const u8, put: &mut impl FnMut(S::B)) {
     for g in 0..const { BitPacking::of(BITS).groups() } {
-        // SAFETY: the caller's.
+        // SAFETY: the contract of this function, which its caller keeps.
         put(unsafe { group::<S, BITS>(s, at, g) });
     }
 }

@@ -18,6 +18,7 @@
 //!
 //! The arithmetic is modulo 2^16 and exact, as the sums of a sub-block fit i16 (see `max_i16_groups`). Without a
 //! zero-point term only two lines of 5 bits fit: `(6*31 + 3*4)*127 = 25,146`; three would overflow.
+#![allow(unsafe_code)]
 
 use core::ops::Range;
 
@@ -190,7 +191,7 @@ pub(in crate::kernels) unsafe fn add_sub_block<S: Simd, const RV: usize, const B
     let Some(f) = (const { I16Fields::of(BITS) }) else { return };
     let run = f.max_lines(zero_point.is_some());
     let bound = s.bound(run);
-    // SAFETY: the caller's.
+    // SAFETY: the contract of this function, which its caller keeps.
     unsafe {
         for from in (0..f.lines).step_by(run) {
             let mut dots: [S::Acc; RV] = [s.acc::<BITS>(zero_point.unwrap_or(0) as i32); RV];

@@ -1,6 +1,7 @@
 //! Register tiles of f32 products: float weights, and both products of attention. `acc += w * x` with k ascending;
 //! multiplication and addition are rounded separately, unless every product is exact. SIMD runs across rows; each
 //! output is one sequential chain.
+#![allow(unsafe_code)]
 
 use core::marker::PhantomData;
 
@@ -34,7 +35,7 @@ impl Elem for AsF32 {
     const BYTES: usize = 4;
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const u8) -> S::F {
-        // SAFETY: the caller's.
+        // SAFETY: the contract of this function, which its caller keeps.
         unsafe { s.load(p.cast()) }
     }
 }
@@ -43,7 +44,7 @@ impl Elem for AsF16 {
     const BYTES: usize = 2;
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const u8) -> S::F {
-        // SAFETY: the caller's.
+        // SAFETY: the contract of this function, which its caller keeps.
         unsafe { s.load_f16(p.cast()) }
     }
 }
@@ -52,7 +53,7 @@ impl Elem for AsBf16 {
     const BYTES: usize = 2;
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const u8) -> S::F {
-        // SAFETY: the caller's.
+        // SAFETY: the contract of this function, which its caller keeps.
         unsafe { s.load_bf16(p.cast()) }
     }
 }
@@ -64,7 +65,7 @@ impl<E: Elem> Elem for Exact<E> {
     const BYTES: usize = E::BYTES;
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const u8) -> S::F {
-        // SAFETY: the caller's.
+        // SAFETY: the contract of this function, which its caller keeps.
         unsafe { E::load(s, p) }
     }
     #[inline(always)]
@@ -107,7 +108,7 @@ impl<const RV: usize> F32Tile<RV> {
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     #[cfg_attr(target_family = "wasm", inline(never))]
     pub(in crate::kernels) unsafe fn run<S: Simd, E: Elem, const NC: usize>(&self, s: S) {
-        // SAFETY: the caller's.
+        // SAFETY: the contract of this function, which its caller keeps.
         unsafe {
             let mut acc = [[s.splat(0.0); NC]; RV];
             if self.accumulate {

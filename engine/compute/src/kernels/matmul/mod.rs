@@ -15,6 +15,7 @@
 //!
 //! A product is cut into tasks of whole panels; a task computes its rows for all columns, so any assignment of tasks to
 //! threads gives the same bits. Inside a task, register tiles of rows x columns iterate over the whole of K.
+#![allow(unsafe_code)]
 
 pub mod f32_tile;
 pub(in crate::kernels) mod split;

@@ -1,5 +1,6 @@
 //! The loop of operations on columns that do not depend on each other: the tokens of a sequence one after another, in
 //! each the columns of the task. [`by_head`] cuts states that are a matrix per head into such tasks.
+#![allow(unsafe_code)]
 
 use super::super::cpu::Op;
 use super::super::simd::Simd;

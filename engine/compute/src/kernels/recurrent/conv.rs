@@ -5,6 +5,7 @@
 //! ```
 //!
 //! The state has the last K - 1 inputs, (K - 1, channels), the oldest first; zeros before the first token.
+#![allow(unsafe_code)]
 
 use super::super::cpu::Op;
 use super::super::simd::Simd;
@@ -100,7 +101,7 @@ impl ConvTask<'_> {
         let state = |j: usize| unsafe { self.states.slice(self.span.slot, self.state_at + j * all + c, n) };
         let weights = |j: usize| &self.conv.weights[j * all + c..][..n];
         for row in self.span.row..self.span.row + self.span.n {
-            // SAFETY: as above.
+            // SAFETY: tasks have different rows or channels, and this is the only borrow of the row.
             let x = unsafe { self.x.slice(row * self.stride + self.at + c, n) };
             let mut sum = [0.0f32; BLOCK];
             for j in 0..last {

@@ -9,6 +9,7 @@
 //! ```
 //!
 //! Sums start from 0 and add the elements in order.
+#![allow(unsafe_code)]
 
 use super::super::simd::Simd;
 use super::super::{Cpu, SharedOut};

@@ -8,6 +8,7 @@
 //! ```
 //!
 //! In Mamba 2 the channels of a head share t and A, which does not depend on n. Sums start from 0 and add in order of n.
+#![allow(unsafe_code)]
 
 use super::super::exp::{LOW, exp, exp_above_lanes};
 use super::super::simd::Simd;

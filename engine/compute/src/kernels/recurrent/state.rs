@@ -1,4 +1,5 @@
 //! Memory of the recurrent states of sequences: one slot per sequence, which has the states of all recurrent layers.
+#![allow(unsafe_code)]
 
 use alloc::collections::TryReserveError;
 use alloc::vec::Vec;

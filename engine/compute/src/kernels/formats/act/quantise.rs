@@ -1,4 +1,5 @@
 //! Quantisation of a block of activations to 8 bits; the formula is at the head of `act`.
+#![allow(unsafe_code)]
 
 use crate::kernels::simd::{ActEncoding, Simd};
 

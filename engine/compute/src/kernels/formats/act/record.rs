@@ -1,4 +1,5 @@
 //! Records of packed activations: written column by column, and read back for the scalar definition.
+#![allow(unsafe_code)]
 
 use super::quantise::PartSums;
 use super::{AMX_COLUMNS, ActLayout, PackedActs, Sums};

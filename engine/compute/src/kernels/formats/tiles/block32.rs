@@ -1,4 +1,5 @@
 //! The legacy types: blocks of 32.
+#![allow(unsafe_code)]
 
 use super::{
     QuantFormat, SubBlockActs, TileArgs, TileClass, UnpackBuffer, add_group, load_accumulators, prefetch_ahead,

@@ -1,4 +1,5 @@
 //! Codebook types: a table look-up turns codes into weights.
+#![allow(unsafe_code)]
 
 use super::{
     QuantFormat, TileArgs, TileClass, add_group, load_accumulators, prefetch_ahead, prefetch_head,
@@ -84,7 +85,7 @@ impl<const RV: usize> CodeChunk<RV> {
         groups: *const u32,
         dots: &mut [[S::Acc; NC]; RV],
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: the contract of this function, which its caller keeps.
         unsafe {
             if S::UNPACKS && NC > 1 {
                 // opaque as in `Simd::bound`
@@ -114,7 +115,7 @@ impl<const RV: usize> CodeChunk<RV> {
         groups: *const u32,
         dots: &mut [[S::Acc; NC]; RV],
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: the contract of this function, which its caller keeps.
         unsafe {
             let load = |v: usize, line: usize| s.load_b(self.quants[v].add(line * 64));
             let weights = |codes: S::B| s.weights::<8>(s.look_up(table, s.and_b(codes, 15)));

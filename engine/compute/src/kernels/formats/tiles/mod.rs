@@ -1,5 +1,6 @@
 //! Register tiles of products with quantised weights: `RV` row vectors times `NC` columns, over the whole of K. One
 //! file per kind of block; the head of `matmul/mod.rs` has the formulas, that of `panel.rs` the layouts.
+#![allow(unsafe_code)]
 
 mod block32;
 mod codes;
@@ -126,7 +127,7 @@ unsafe fn unpacked_group<S: Simd, const RV: usize, const BITS: u32>(s: S, chunk:
 /// The RV consecutive vectors of a group from `p` on.
 #[inline(always)]
 unsafe fn weights_at<S: Simd, const RV: usize>(s: S, p: *const u8, weights: impl Fn(S::B) -> S::W) -> [S::W; RV] {
-    // SAFETY: the caller's.
+    // SAFETY: the contract of this function, which its caller keeps.
     unsafe { each!(RV, |v| weights(s.load_b(p.add(v * 4 * S::LANES)))) }
 }
 
@@ -157,7 +158,7 @@ unsafe fn add_group<S: Simd, const RV: usize, const NC: usize, const BITS: u32>(
     dots: &mut [[S::Acc; NC]; RV],
 ) {
     for c in 0..NC {
-        // SAFETY: the caller's.
+        // SAFETY: the contract of this function, which its caller keeps.
         let a = unsafe { s.act_of::<BITS, NC>(acts, c) };
         for v in 0..RV {
             dots[v][c] = s.dot::<BITS>(dots[v][c], w[v], a);

@@ -1,4 +1,5 @@
 //! Dots of a sub-block of 4- to 6-bit weights that stay bit-packed.
+#![allow(unsafe_code)]
 
 use super::add_group;
 use crate::kernels::bit_packing::group;
@@ -21,7 +22,7 @@ impl SubBlockActs {
     #[inline(always)]
     pub(super) unsafe fn zero_point_term(&self, c: usize) -> i32 {
         match self.zero_point_terms {
-            // SAFETY: the caller's.
+            // SAFETY: the contract of this function, which its caller keeps.
             Some(terms) => unsafe { terms.add(c).read() as i32 },
             None => 0,
         }
@@ -36,7 +37,7 @@ impl SubBlockActs {
         &self,
         s: S,
     ) -> [[S::Acc; NC]; RV] {
-        // SAFETY: the caller's.
+        // SAFETY: the contract of this function, which its caller keeps.
         unsafe { each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(self.zero_point_term(c)))) }
     }
 }
@@ -54,7 +55,7 @@ pub(super) unsafe fn add_sub_block<S: Simd, const RV: usize, const NC: usize, co
     mut total: impl FnMut(usize, usize, S::Acc),
 ) {
     let words = S::act_encoding(BITS).words() * NC;
-    // SAFETY: the caller's.
+    // SAFETY: the contract of this function, which its caller keeps.
     unsafe {
         let mut dots: [[S::Acc; NC]; RV] = acts.start::<S, RV, NC, BITS>(s);
         match BITS {
@@ -121,7 +122,7 @@ pub(super) unsafe fn add_sub_block<S: Simd, const RV: usize, const NC: usize, co
 /// The line must be readable.
 #[inline(always)]
 unsafe fn line<S: Simd, const RV: usize>(s: S, lines: [*const u8; RV], l: usize) -> [S::B; RV] {
-    // SAFETY: the caller's.
+    // SAFETY: the contract of this function, which its caller keeps.
     unsafe { each!(RV, |v| s.load_b(lines[v].add(l * 64))) }
 }
 
@@ -150,7 +151,7 @@ unsafe fn add_groups<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
     dots: &mut [[S::Acc; NC]; RV],
 ) {
     let group_words = S::act_encoding(BITS).words() * NC;
-    // SAFETY: the caller's.
+    // SAFETY: the contract of this function, which its caller keeps.
     unsafe {
         if NC == 1 {
             assert!(RV <= 4, "tile size that no instruction set has");

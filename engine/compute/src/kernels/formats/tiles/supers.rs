@@ -1,4 +1,5 @@
 //! Q4_K, Q5_K and Q6_K: super-blocks of 256 with small integer scales.
+#![allow(unsafe_code)]
 
 use super::{
     QuantFormat, SubBlockActs, TileArgs, TileClass, add_group, load_accumulators, prefetch_head, prefetch_record_part,
@@ -19,7 +20,7 @@ impl<const BITS: u32> QuantFormat for SuperMin<BITS> {
 
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &TileArgs<'_, RV>) {
-        // SAFETY: the caller's.
+        // SAFETY: the contract of this function, which its caller keeps.
         unsafe { super_tile::<S, RV, NC, BITS, true>(s, t) }
     }
 }
@@ -33,7 +34,7 @@ impl QuantFormat for SuperSigned {
 
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &TileArgs<'_, RV>) {
-        // SAFETY: the caller's.
+        // SAFETY: the contract of this function, which its caller keeps.
         unsafe { super_tile::<S, RV, NC, { SuperSigned::BITS }, false>(s, t) }
     }
 }
@@ -117,7 +118,7 @@ unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
 /// The records must be readable.
 #[inline(always)]
 unsafe fn scales<S: Simd, const RV: usize>(s: S, t: &TileArgs<'_, RV>, o: [*const u8; RV], at: usize) -> [S::F; RV] {
-    // SAFETY: the caller's; rows of one panel follow each other.
+    // SAFETY: the contract of this function, which its caller keeps; rows of one panel follow each other.
     unsafe {
         if const { PANEL.is_multiple_of(RV * S::LANES) } {
             return widened(s, o[0].add(at + t.lane[0] * 2).cast());
@@ -134,7 +135,7 @@ unsafe fn scales<S: Simd, const RV: usize>(s: S, t: &TileArgs<'_, RV>, o: [*cons
 #[cfg_attr(not(target_family = "wasm"), inline(always))]
 #[cfg_attr(target_family = "wasm", inline(never))]
 unsafe fn widened<S: Simd, const RV: usize>(s: S, at: *const u16) -> [S::F; RV] {
-    // SAFETY: the caller's.
+    // SAFETY: the contract of this function, which its caller keeps.
     unsafe { each!(RV, |v| s.load_small_f16(at.add(v * S::LANES))) }
 }
 
@@ -158,7 +159,7 @@ impl<const RV: usize> SubBlock<RV> {
         isum: &mut [[S::I; NC]; RV],
     ) {
         let acts = self.acts;
-        // SAFETY: the caller's.
+        // SAFETY: the contract of this function, which its caller keeps.
         unsafe {
             if const { I16Fields::for_columns::<NC>(BITS).is_some() } {
                 let zero_point = acts.zero_point_terms.map(|terms| terms.read());
@@ -213,7 +214,7 @@ impl<const RV: usize> SubBlock<RV> {
     /// The scales must be readable.
     #[inline(always)]
     unsafe fn scale<S: Simd, const MIN: bool>(&self, s: S, v: usize) -> S::I {
-        // SAFETY: the caller's.
+        // SAFETY: the contract of this function, which its caller keeps.
         unsafe { if MIN { s.load_u8(self.scales[v]) } else { s.load_i8(self.scales[v].cast()) } }
     }
 }

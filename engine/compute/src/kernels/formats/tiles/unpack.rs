@@ -1,4 +1,5 @@
 //! Unpacking of quants to bytes, and of scales to f32 where that pays, for products that use each weight many times.
+#![allow(unsafe_code)]
 
 use core::mem::MaybeUninit;
 
@@ -120,7 +121,7 @@ pub(in crate::kernels) unsafe fn chunk<S: Simd>(
     t: usize,
     mut put: impl FnMut(S::B),
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: the contract of this function, which its caller keeps.
     unsafe {
         let eight = s.bound(8);
         let load = |line: usize| s.load_b(at.add(line * 64));

@@ -5,6 +5,7 @@
 //!
 //! 8-bit weights are stored with 128 added; `dot` converts them back, once per register for all columns, so their
 //! zero-point term `-128 * sum(q)` is ignored.
+#![allow(unsafe_code)]
 
 use core::arch::aarch64::*;
 use core::arch::asm;

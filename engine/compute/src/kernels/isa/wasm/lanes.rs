@@ -10,6 +10,7 @@
 //! - relaxed-simd with `I16`: dots of up to 6-bit weights are `i16x8.relaxed_dot_i8x16_i7x16_s`, accumulated as i16
 //!   pairs (`ActEncoding::I8PairSums`); 8-bit ones are those of simd128. For engines on x86 without VNNI: there the
 //!   relaxed dot that adds takes five instructions, this one two, and the one of simd128 four, for as many weights.
+#![allow(unsafe_code)]
 
 #[cfg(target_arch = "wasm32")]
 use core::arch::wasm32::*;

@@ -1,5 +1,6 @@
 //! Probe of the relaxed-simd instructions: `Cpu` offers the relaxed paths only if the engine computes what `lanes.rs`
 //! needs.
+#![allow(unsafe_code)]
 
 use alloc::vec;
 use alloc::vec::Vec;

@@ -1,6 +1,7 @@
 //! AVX2: a register is half a panel (8 rows). With AVX-VNNI a dot is `vpdpbusd`. Without it, dots of up to 6-bit
 //! weights accumulate pairs in i16 (`ActEncoding::I8PairSums`), and dots of 8-bit weights are `vpmaddubsw(|q|, w ^
 //! mask)` (`ActEncoding::AbsAndMask`).
+#![allow(unsafe_code)]
 
 use core::arch::x86_64::*;
 

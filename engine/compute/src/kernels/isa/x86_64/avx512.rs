@@ -1,4 +1,5 @@
 //! AVX-512 with VNNI: a register is the 16 rows of a panel; a dot is `vpdpbusd` on unsigned weights.
+#![allow(unsafe_code)]
 
 use core::arch::x86_64::*;
 

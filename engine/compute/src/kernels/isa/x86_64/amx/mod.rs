@@ -8,6 +8,7 @@
 //! Blocks of 32 have scales of their own, so their dots leave the tile registers after each block. In a super-block,
 //! weight times scale is an integer that fits two bytes as `64 * high + low`, so `isum = 64 * sum_j high_j q_j + sum_j
 //! low_j q_j` is accumulated over the whole super-block.
+#![allow(unsafe_code)]
 
 mod registers;
 mod unpack;
@@ -76,7 +77,7 @@ type Dots = [CacheLine; 32];
 // compiled with AVX-512; the AMX instructions are inline assembly
 isa_features! { Avx512Vnni, enable_features
     unsafe fn run(s: Avx512, panels: Panels<'_>, a: &PackedActs<'_>) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller gives panels of the product, packed activations of its layout, and an `Avx512` that came from an `Amx`.
         unsafe { run_panels(s, panels, a) }
     }
 }
@@ -144,7 +145,7 @@ unsafe fn run_panels(s: Avx512, Panels { product, p0, p1, .. }: Panels<'_>, a: &
             }
         }
     }
-    // SAFETY: as above.
+    // SAFETY: the `Avx512` came from an `Amx`, which exists only where CPU and system provide the registers.
     unsafe { registers::release() }
 }
 
@@ -179,7 +180,7 @@ impl AmxTile {
     /// The bytes in the record of block `b`.
     #[inline(always)]
     unsafe fn bytes(&self, b: usize) -> *const u32 {
-        // SAFETY: as above.
+        // SAFETY: the caller's tile has that block, whose bytes follow its words.
         unsafe { self.record(b).add(AMX_COLUMNS * self.head) }
     }
 

@@ -1,4 +1,5 @@
 //! AMX tile registers: permission, tile shapes, and dots.
+#![allow(unsafe_code)]
 
 use core::arch::asm;
 
@@ -57,7 +58,7 @@ impl TileConfig {
     /// The CPU has AMX, and this process may use it.
     #[inline(always)]
     pub(super) unsafe fn load(&self) {
-        // SAFETY: the caller's; 64 bytes, valid shapes.
+        // SAFETY: the contract of this function, which its caller keeps; 64 bytes, valid shapes.
         unsafe { asm!("ldtilecfg [{}]", in(reg) self, options(nostack, readonly, preserves_flags)) }
     }
 }
@@ -68,7 +69,7 @@ impl TileConfig {
 /// As [`TileConfig::load`]; no dots may be pending.
 #[inline(always)]
 pub(super) unsafe fn release() {
-    // SAFETY: the caller's.
+    // SAFETY: the contract of this function, which its caller keeps.
     unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) }
 }
 
@@ -81,7 +82,7 @@ pub(super) unsafe fn release() {
 pub(super) unsafe fn start_32<const ODD: bool>(columns: *const u32, groups: *const CacheLine) {
     macro_rules! start {
         ($dots:literal) => {
-            // SAFETY: the caller's; the compiler does not use AMX registers.
+            // SAFETY: the contract of this function, which its caller keeps; the compiler does not use AMX registers.
             unsafe {
                 asm!(
                     "tileloadd tmm4, [{columns} + {half}]",
@@ -108,7 +109,7 @@ pub(super) unsafe fn start_32<const ODD: bool>(columns: *const u32, groups: *con
 pub(super) unsafe fn finish_32<const ODD: bool>(dots: &mut Dots) {
     macro_rules! finish {
         ($dots:literal) => {
-            // SAFETY: the caller's; 16 rows of 64 bytes.
+            // SAFETY: the contract of this function, which its caller keeps; 16 rows of 64 bytes.
             unsafe {
                 asm!(
                     concat!("tilestored [{dots} + {line}], ", $dots),
@@ -131,7 +132,7 @@ pub(super) unsafe fn finish_32<const ODD: bool>(dots: &mut Dots) {
 pub(super) unsafe fn start_256<const ODD: bool>(columns: *const u32, groups: *const CacheLine) {
     macro_rules! start {
         ($low:literal, $high:literal) => {
-            // SAFETY: as in `start_32`.
+            // SAFETY: the caller vouches for both inputs and the configuration; no memory is written.
             unsafe {
                 asm!(
                     concat!("tilezero ", $low),
@@ -175,7 +176,7 @@ pub(super) unsafe fn start_256<const ODD: bool>(columns: *const u32, groups: *co
 pub(super) unsafe fn finish_256<const ODD: bool>(dots: &mut Dots) {
     macro_rules! finish {
         ($low:literal, $high:literal) => {
-            // SAFETY: the caller's; twice 16 rows of 64 bytes.
+            // SAFETY: the contract of this function, which its caller keeps; twice 16 rows of 64 bytes.
             unsafe {
                 asm!(
                     concat!("tilestored [{dots} + {line}], ", $low),

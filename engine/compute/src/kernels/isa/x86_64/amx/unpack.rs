@@ -1,4 +1,5 @@
 //! Unpacking of panel weights to the signed bytes that AMX multiplies.
+#![allow(unsafe_code)]
 
 use core::arch::x86_64::*;
 use core::ops::Range;
@@ -25,7 +26,7 @@ pub(super) unsafe fn unpack(
 ) {
     let (layout, panel) = (m.layout(), m.panel(p).as_ptr());
     for (i, b) in (first..).zip(blocks) {
-        // SAFETY: the caller's.
+        // SAFETY: the contract of this function, which its caller keeps.
         unsafe {
             if layout.block_len() == 32 {
                 let (quants, at) = layout.block_at(m.dtype(), b);
