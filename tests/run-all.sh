@@ -201,6 +201,7 @@ step install-wasmtime install_wasmtime
 beside install-clients install_clients
 beside build-wasm build_wasm
 step format cargo fmt --all --check
+step dependencies python3 tests/scripts/check_dependencies.py
 step clippy lint
 step doc env RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps
 step bare-metal cargo check --quiet -p starling --no-default-features --target aarch64-unknown-none
