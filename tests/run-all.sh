@@ -16,28 +16,31 @@ export CARGO_TARGET_DIR=$target PATH=$target/tools/bin:$PATH
 # a Python that has wasmtime
 export PYTHON=$target/tools/python/bin/python
 
-passed=0 failed=0 failures= times=
+passed=0 failed=0 failures= table=
 chosen=" $* "
 is_chosen() {
     [ "$chosen" = "  " ] || [[ $chosen == *" $1 "* ]]
 }
 
+# sets `cpu` to the CPU seconds of all commands that have ended; not in a subshell, which has times of its own
+count_cpu() {
+    times >"$target/times"
+    cpu=$(awk 'NR == 2 { gsub("[ms]", " "); printf "%d", $1 * 60 + $2 + $3 * 60 + $4 }' "$target/times")
+}
+
 # step NAME COMMAND...
 step() {
-    local name=$1 start=$SECONDS
+    local name=$1 start=$SECONDS cpu cpu_before result=passed
+    count_cpu
+    cpu_before=$cpu
     shift
     is_chosen "$name" || return 0
     echo "== $name"
-    if "$@"; then
-        passed=$((passed + 1))
-        echo "== $name: passed in $((SECONDS - start)) s"
-        times+="$((SECONDS - start)) $name"$'\n'
-    else
-        failed=$((failed + 1))
-        failures="$failures $name"
-        echo "== $name: FAILED after $((SECONDS - start)) s"
-        times+="$((SECONDS - start)) $name (failed)"$'\n'
-    fi
+    "$@" || result=FAILED
+    echo "== $name: $result in $((SECONDS - start)) s"
+    if [ $result = passed ]; then passed=$((passed + 1)); else failed=$((failed + 1)) failures="$failures $name"; fi
+    count_cpu
+    table+=$(printf '%5d %5d  %s %s' $((SECONDS - start)) $((cpu - cpu_before)) "$name" "${result#passed}")$'\n'
 }
 
 # beside NAME COMMAND...: begins the work of a step that comes later, which has `begun NAME` as its command
@@ -229,8 +232,9 @@ step package-in-chromium package_in_chromium
 step package-at-the-edge package_at_the_edge
 step readme python3 tests/scripts/run_readme.py
 
-echo "seconds of each step, $SECONDS in all:"
-sort -rn <<<"$times" | sed '/^$/d'
+count_cpu
+echo "seconds of each step, and of CPU; $SECONDS and $cpu in all:"
+sort -rn <<<"$table" | sed '/^$/d'
 [ -z "$failures" ] || echo "failed:$failures"
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]

@@ -63,7 +63,7 @@ struct Scan {
 /// The call that is read.
 #[derive(Debug, Clone, Default)]
 struct Call {
-    /// Its text, which becomes content if this is no call.
+    /// Text held back: content if it turns out not to be a call.
     raw: String,
     /// Whether a marker opened it.
     is_marked: bool,
@@ -408,7 +408,7 @@ impl OutputParser {
         true
     }
 
-    /// This is no call, or no more of one: its text and the next `n` bytes are content.
+    /// The text is not a call, or the call has ended: what was held back and the next `n` bytes are content.
     fn fail(&mut self, n: usize) -> bool {
         self.take(n);
         let raw = std::mem::take(&mut self.call.raw);

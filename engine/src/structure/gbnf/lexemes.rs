@@ -8,7 +8,8 @@ use alloc::vec::Vec;
 
 use super::Work;
 use super::chars::Unions;
-use super::follow::{Automata, by_first_byte, follow_sets};
+use super::first_follow::{by_first_byte, follow_sets};
+use super::nfa::Nfa;
 use super::parse::{Expr, Grammar, Id};
 use super::regular::{Size, regular_rules, sizes};
 
@@ -129,14 +130,14 @@ fn ambiguous(
             return Ok(Vec::new());
         }
     }
-    let automata = Automata::new(grammar, lexemes, is_nullable, unions, work)?;
-    let follow = follow_sets(rules, &automata.first, unions, work)?;
+    let nfa = Nfa::new(grammar, lexemes, is_nullable, unions, work)?;
+    let follow = follow_sets(rules, &nfa.first, unions, work)?;
     let follow = follow.iter().map(|set| by_first_byte(set, unions)).collect::<Result<Vec<_>, _>>()?;
     let mut found = Vec::new();
     for longer in 0..lexemes.len() {
         for (shorter, follow) in follow.iter().enumerate() {
             work.spend(1)?;
-            if automata.continues(longer, shorter, follow, work)? {
+            if nfa.continues(longer, shorter, follow, work)? {
                 found.push(longer);
                 break;
             }

@@ -5,8 +5,9 @@
 //! if no character that can follow it continues it or another lexeme ([`lexemes`]); the rest are single characters.
 
 mod chars;
-mod follow;
+mod first_follow;
 mod lexemes;
+mod nfa;
 mod parse;
 mod print;
 mod regular;

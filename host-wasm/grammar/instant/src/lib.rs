@@ -1,23 +1,22 @@
-//! A clock that stands still. `llguidance` measures how long its work takes; modules for browsers have no clock, nobody
-//! there asks, and nothing that it finds out may depend on one. Takes the place of the crate of this name, which nobody
-//! keeps any more.
+//! Stub of the `instant` crate, which is not maintained. `llguidance` measures its work with it; WebAssembly has no clock, and
+//! no result may depend on one: all times are equal.
 #![no_std]
 
 use core::ops::Sub;
 use core::time::Duration;
 
-/// A moment; there is only one.
+/// A point in time: all are equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant;
 
 impl Instant {
-    /// This moment.
+    /// The present.
     #[must_use]
     pub fn now() -> Instant {
         Instant
     }
 
-    /// The time since then: none.
+    /// Zero.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         Duration::ZERO
