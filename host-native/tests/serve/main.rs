@@ -16,6 +16,7 @@ mod manners;
 mod models;
 mod policy;
 mod pressure;
+mod properties;
 mod reasoning;
 mod rerank;
 mod reuse;
