@@ -6,9 +6,9 @@ use crate::kernels::panel::PANEL;
 use crate::kernels::panel_layout::{CodebookLayout, HEAD, PanelLayout, block_at};
 use crate::quant::Dtype;
 
-/// One block of one row: `value = (d * scale) * q - dmin * min`, with scale and minimum per 16 elements. In blocks of
-/// 32, scale is 1 and min is 0; `dmin` is then the minimum that is added to each value, or in NVFP4 the scale of the
-/// second half.
+/// One block of one row. In a super-block, `value = (d * scale) * q - min_scale * min`, with scale and minimum per 16 elements;
+/// in a block of 32, `value = d * q + block_min`, or in NVFP4 `d * q` and `second_scale * q` for its halves. Fields that a
+/// type does not have are 0, `scale` is 1.
 pub(in crate::kernels) struct Decoded {
     /// Signed quants; unsigned if the type has a minimum.
     pub(in crate::kernels) q: [i16; 256],
@@ -17,13 +17,26 @@ pub(in crate::kernels) struct Decoded {
     /// Minimum of each 16 elements.
     pub(in crate::kernels) min: [i32; 16],
     pub(in crate::kernels) d: f32,
-    pub(in crate::kernels) dmin: f32,
+    /// Scale of the minima of a super-block.
+    pub(in crate::kernels) min_scale: f32,
+    /// Minimum of a block of 32.
+    pub(in crate::kernels) block_min: f32,
+    /// Scale of the second half of a block of 32.
+    pub(in crate::kernels) second_scale: f32,
 }
 
 impl Decoded {
     /// Decodes block `b` of row `r` of a panel.
     pub(in crate::kernels) fn new(layout: &PanelLayout, panel: &[u8], r: usize, b: usize) -> Decoded {
-        let mut v = Decoded { q: [0; 256], scale: [1; 16], min: [0; 16], d: 0.0, dmin: 0.0 };
+        let mut v = Decoded {
+            q: [0; 256],
+            scale: [1; 16],
+            min: [0; 16],
+            d: 0.0,
+            min_scale: 0.0,
+            block_min: 0.0,
+            second_scale: 0.0,
+        };
         let f16 = |at: usize| f16_to_f32(u16_at(panel, at));
         match layout {
             PanelLayout::Float => {}
@@ -31,7 +44,7 @@ impl Decoded {
                 let (quants, scales) = block_at(f.quant_bytes(), f.scales(), b);
                 v.read_quants(layout, &panel[quants..], r, if f.m { 0 } else { 1 << (f.bits() - 1) });
                 v.d = f16(scales + r * 2);
-                v.dmin = if f.m { f16(scales + (PANEL + r) * 2) } else { 0.0 };
+                v.block_min = if f.m { f16(scales + (PANEL + r) * 2) } else { 0.0 };
             }
             PanelLayout::SuperSigned => {
                 let at = b * BitPacking::of(6).record_bytes();
@@ -51,7 +64,7 @@ impl Decoded {
                     v.min[s] = i32::from(o[128 + s / 4 * 32 + r * 2 + s / 2 % 2]);
                 }
                 v.d = f16(at + 256 + r * 2);
-                v.dmin = f16(at + 288 + r * 2);
+                v.min_scale = f16(at + 288 + r * 2);
             }
             PanelLayout::Codes(f) if f.is_super() => v.read_codes(f, &panel[b * f.record_bytes()..], r),
             PanelLayout::Codes(f) => {
@@ -61,7 +74,7 @@ impl Decoded {
                     let bits = u16_at(panel, scales + (part * PANEL + r) * 2);
                     if f.bf16() { bf16_to_f32(bits) } else { f16_to_f32(bits) }
                 };
-                (v.d, v.dmin) = (scale(0), if f.parts == 2 { scale(1) } else { 0.0 });
+                (v.d, v.second_scale) = (scale(0), if f.parts == 2 { scale(1) } else { 0.0 });
             }
         }
         v
@@ -95,7 +108,7 @@ impl Decoded {
             for s in 0..16 {
                 self.min[s] = i32::from(o[HEAD + s / 2 * 32 + r * 2 + s % 2]);
             }
-            self.dmin = f32::from_bits(word(o, HEAD + 256 + r * 4));
+            self.min_scale = f32::from_bits(word(o, HEAD + 256 + r * 4));
         }
     }
 
@@ -104,9 +117,9 @@ impl Decoded {
         for (e, x) in out.iter_mut().enumerate() {
             let q = f32::from(self.q[e]);
             *x = match layout {
-                PanelLayout::Blocks32(f) if f.m => q * self.d + self.dmin,
-                PanelLayout::Codes(f) if f.parts == 2 => q * if e < 16 { self.d } else { self.dmin },
-                _ => (self.d * self.scale[e / 16] as f32) * q - self.dmin * self.min[e / 16] as f32,
+                PanelLayout::Blocks32(f) if f.m => q * self.d + self.block_min,
+                PanelLayout::Codes(f) if f.parts == 2 => q * if e < 16 { self.d } else { self.second_scale },
+                _ => (self.d * self.scale[e / 16] as f32) * q - self.min_scale * self.min[e / 16] as f32,
             };
         }
     }

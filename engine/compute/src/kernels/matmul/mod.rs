@@ -273,10 +273,12 @@ fn add_block(layout: &PanelLayout, acc: f32, w: &Decoded, q: &[i8], da: f32) -> 
     let dot = |w: &[i16], q: &[i8]| w.iter().zip(q).map(|(&w, &q)| i32::from(w) * i32::from(q)).sum::<i32>();
     let sum = |q: &[i8]| q.iter().map(|&q| i32::from(q)).sum::<i32>();
     match layout {
-        PanelLayout::Blocks32(f) if f.m => acc + (dot(&w.q, q) as f32 * (w.d * da) + sum(q) as f32 * (w.dmin * da)),
+        PanelLayout::Blocks32(f) if f.m => {
+            acc + (dot(&w.q, q) as f32 * (w.d * da) + sum(q) as f32 * (w.block_min * da))
+        }
         PanelLayout::Codes(f) if f.parts == 2 => {
             let acc = acc + dot(&w.q, &q[..16]) as f32 * (w.d * da);
-            acc + dot(&w.q[16..], &q[16..]) as f32 * (w.dmin * da)
+            acc + dot(&w.q[16..], &q[16..]) as f32 * (w.second_scale * da)
         }
         _ => {
             let (mut isum, mut msum) = (0, 0);
@@ -287,7 +289,7 @@ fn add_block(layout: &PanelLayout, acc: f32, w: &Decoded, q: &[i8], da: f32) -> 
             let term = isum as f32 * (w.d * da);
             let has_min = matches!(layout, PanelLayout::SuperMin { .. })
                 || matches!(layout, PanelLayout::Codes(f) if f.has_min());
-            acc + if has_min { term - msum as f32 * (w.dmin * da) } else { term }
+            acc + if has_min { term - msum as f32 * (w.min_scale * da) } else { term }
         }
     }
 }
