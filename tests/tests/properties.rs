@@ -215,7 +215,7 @@ proptest! {
         for (seen, request) in run(&mut engine(&model, N_CTX, 4, 24), &requests, 1).iter().zip(&requests) {
             let max = request.max_tokens.expect("a limit");
             prop_assert!(seen.answer.len() <= max && request.tokens.len() + max <= N_CTX + 1);
-            prop_assert_eq!(seen.answer.len() == max, seen.reason == Some(FinishReason::Length));
+            prop_assert!(seen.answer.len() == max || seen.reason != Some(FinishReason::Length));
             prop_assert!(!ignores || seen.answer.len() == max);
         }
         // without a limit, the context is one
@@ -237,7 +237,8 @@ proptest! {
                 events.iter().filter_map(|e| if let Event::Token { id, .. } = e { Some(*id) } else { None }).collect();
             prop_assert!((1..=batch).contains(&computed));
             prop_assert!(decoding.iter().all(|id| sampled.contains(id)), "{:?} wait in {:?}", decoding, events);
-            prop_assert!(decoding.is_empty() || computed <= decoding.len() + chunk);
+            // the last token of a prompt alone counts as a decode row, too: each samples a token
+            prop_assert!(decoding.is_empty() || computed <= sampled.len() + chunk);
             decoding.extend(events.iter().filter_map(|e| if let Event::Prefilled { id, .. } = e { Some(*id) } else { None }));
             decoding.retain(|id| !events.iter().any(|e| matches!(e, Event::Done { id: done, .. } if done == id)));
         }
@@ -294,7 +295,7 @@ proptest! {
             }
             prop_assert_eq!((prefills, ends, found.len()), (1, 1, *max));
             let mut bytes = Vec::new();
-            model.tokenizer.decode_part(&found, DecodeOptions::default(), &mut false, &mut bytes);
+            model.tokenizer.decode_part(&found, DecodeOptions { skip_special: true }, &mut false, &mut bytes);
             prop_assert_eq!(text, String::from_utf8_lossy(&bytes));
         }
     }
@@ -315,9 +316,10 @@ proptest! {
         for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
             match fails[i].filter(|n| *n < expected.answer.len()) {
                 None => prop_assert_eq!(&found.answer, &expected.answer),
-                Some(_) => {
+                // the token that it cannot accept is the last
+                Some(n) => {
                     prop_assert_eq!(found.reason, Some(FinishReason::Constraint(ConstraintError::Failed)));
-                    prop_assert!(expected.answer.starts_with(&found.answer) && found.answer.len() < expected.answer.len());
+                    prop_assert_eq!(&found.answer[..], &expected.answer[..=n]);
                 }
             }
         }
