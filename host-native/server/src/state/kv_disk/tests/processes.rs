@@ -30,7 +30,7 @@ fn child() {
 
 fn start_child(directory: &TempDir) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "serve::kv_disk::tests::processes::child"]).env(VARIABLE, &directory.0);
+    command.args(["--exact", "state::kv_disk::tests::processes::child"]).env(VARIABLE, &directory.0);
     command.stdout(Stdio::null()).spawn().unwrap()
 }
 
