@@ -18,7 +18,7 @@ mod overlay;
 mod queued;
 mod record;
 mod session_row;
-mod store;
+mod state_store;
 #[cfg(test)]
 mod tests;
 mod writer;
@@ -32,7 +32,7 @@ use starling::receipt::Hex;
 pub use cipher::Cipher;
 pub use index::PageOf;
 pub use session_row::SessionJournal;
-pub use store::{Options, StateStore, Written};
+pub use state_store::{Options, StateStore, Written};
 
 /// What a row is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -17,7 +17,7 @@ use super::index::Index;
 use super::overlay::Overlay;
 use super::queued::Queued;
 use super::record;
-use super::store::Options;
+use super::state_store::Options;
 use super::{Cipher, OpenError, RowId, RowInfo, StateError};
 
 /// Sealed rows by the hash of their name.
