@@ -9,11 +9,11 @@ use hyper::{Method, Request, Uri, header};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use serde_json::{Map, Value, json};
+use starling_host::error::Failure;
+use starling_host::text_file::text_file;
+use starling_server::audit::{self, Report};
 
 use crate::cli::{AdminAction, AdminArgs, AuditAction};
-use crate::error::Failure;
-use crate::serve::audit::{self, Report};
-use crate::tokens::text_file;
 
 /// Maximum size of a response.
 const MAX_RESPONSE: usize = 16 << 20;

@@ -15,14 +15,15 @@ use starling::kernels::attention::{KvMemory, KvType, PAGE};
 use starling::kernels::recurrent::StateMemory;
 use starling::model::{Exec, KvRef, Model, Run, Scratch, ScratchSize};
 use starling::pool::Pool;
+use starling_host::error::Failure;
+use starling_host::load;
+use starling_host::load::ModelOptions;
+use starling_host::machine;
+use starling_host::pool::ThreadPool;
 
 use crate::bandwidth;
-use crate::cli::{BenchArgs, BenchOutput, ModelArgs};
-use crate::error::Failure;
-use crate::load;
-use crate::pool::ThreadPool;
+use crate::cli::{BenchArgs, BenchOutput};
 use crate::run::BATCH;
-use crate::serve::machine;
 
 /// Tokens of a batch of texts.
 const EMBED_BATCH: usize = 2048;
@@ -45,7 +46,7 @@ struct Row {
     bandwidth_share: Option<f64>,
 }
 
-pub fn run(model_args: &ModelArgs, args: &BenchArgs) -> Result<(), Failure> {
+pub fn run(model_args: &ModelOptions, args: &BenchArgs) -> Result<(), Failure> {
     let cpu = load::cpu(model_args)?;
     let pool = load::pool(model_args)?;
     let default = [pool.threads() as u16];

@@ -16,10 +16,10 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde::Serialize;
 use serde_json::{Value, json};
+use starling_host::error::Failure;
 use tokio::sync::Semaphore;
 
 use crate::cli::{BenchOutput, BenchServeArgs};
-use crate::error::Failure;
 
 type Http = Client<HttpConnector, Full<Bytes>>;
 

@@ -5,11 +5,11 @@ use std::process::{Child, Command, Stdio};
 
 use clap::ValueEnum;
 use serde::Serialize;
+use starling_host::error::Failure;
+use starling_host::pool::default_threads;
 
 use crate::bench_serve::{self, Report};
 use crate::cli::{BenchOutput, BenchServeArgs, ModelArgs};
-use crate::error::Failure;
-use crate::pool::default_threads;
 
 /// A server of this machine, ended on drop.
 struct LocalServer {

@@ -3,19 +3,20 @@
 use std::io::{IsTerminal, stdin, stdout};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use starling::draft::Speculation;
 use starling::embed::Pooling;
 use starling::kernels::attention::KvType;
+use starling_host::bytes::Bytes;
+use starling_host::error::Failure;
+use starling_host::load::{self, ModelOptions};
+use starling_host::pool::MAX_THREADS;
+use starling_server::config::{DRAFT_MAX, DRAFT_MIN_ACCEPTANCE};
 
 use crate::diffusion::DiffusionArgs;
-use crate::models::ModelLock;
-use crate::pool::MAX_THREADS;
 use crate::sampling::SamplingArgs;
-use crate::serve::config::ServeArgs;
-use crate::serve::value::{Bytes, Value};
+use crate::serve::ServeArgs;
 use crate::tokens::token_id;
 
 /// Run language models (GGUF files) on the CPU. The same model, prompt and seed give the same bytes on every instruction
@@ -47,12 +48,6 @@ pub struct ModelArgs {
                 that is not on this machine is downloaded into the store [default: the bundled model]"
     )]
     pub sources: Vec<PathBuf>,
-    /// The file of the one model of a command; set by [`crate::load::resolve`].
-    #[arg(skip)]
-    pub model: Option<PathBuf>,
-    /// Keeps that file in the store.
-    #[arg(skip)]
-    pub lock: Option<Arc<ModelLock>>,
     /// Number of threads, at most 512 [default: physical cores available to this process]
     #[arg(help_heading = "Performance", short, long, value_name = "N", global = true, env = "STARLING_THREADS", value_parser = clap::value_parser!(u16).range(1..=MAX_THREADS as i64))]
     pub threads: Option<u16>,
@@ -70,14 +65,37 @@ pub struct ModelArgs {
     )]
     pub kv_type: Option<KvChoice>,
     /// Maximum memory for intermediate results of a batch, such as 512MiB; a model that needs more is refused [default: 2GiB, or the size of the weights if larger]
-    #[arg(help_heading = "Performance", long, value_name = "BYTES", global = true, env = "STARLING_WORKING_MEMORY", value_parser = Bytes::read)]
+    #[arg(help_heading = "Performance", long, value_name = "BYTES", global = true, env = "STARLING_WORKING_MEMORY", value_parser = Bytes::parse)]
     pub working_memory: Option<Bytes>,
 }
 
 impl ModelArgs {
-    /// Type of the KV cache.
-    pub fn kv_type(&self) -> KvType {
-        self.kv_type.unwrap_or(KvChoice::F16).into()
+    /// The options of all models, without a source.
+    pub fn options(&self) -> ModelOptions {
+        ModelOptions {
+            model: None,
+            lock: None,
+            threads: self.threads,
+            isa: self.isa.clone(),
+            kv_type: self.kv_type.map(Into::into),
+            working_memory: self.working_memory,
+        }
+    }
+
+    /// The one model of a command, with the path of its file in place of its source.
+    ///
+    /// # Errors
+    /// If there are several sources, or the source leads to no file.
+    pub fn resolve(&self) -> Result<ModelOptions, Failure> {
+        match &self.sources[..] {
+            [] => Ok(self.options()),
+            [source] => load::resolve_source(&self.options(), source),
+            all => {
+                let message =
+                    format!("found --model {} times, expected once; only serve takes several models", all.len());
+                Err(Failure::Usage(message))
+            }
+        }
     }
 }
 
@@ -287,12 +305,8 @@ pub struct DraftArgs {
     pub draft_min_acceptance: f32,
 }
 
-/// Default of `--draft-max`.
-pub const DRAFT_MAX: u16 = 8;
 /// Maximum of `--draft-max`.
 pub const MAX_DRAFT: i64 = 64;
-/// Default of `--draft-min-acceptance`.
-pub const DRAFT_MIN_ACCEPTANCE: f32 = 0.3;
 
 /// A number from 0 to 1.
 fn unit_interval(text: &str) -> Result<f32, String> {

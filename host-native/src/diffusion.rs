@@ -11,11 +11,12 @@ use starling::kernels::Cpu;
 use starling::model::{Exec, Model};
 use starling::pool::Pool;
 use starling::tokenizer::DecodeOptions;
+use starling_host::error::Failure;
+use starling_host::load::ModelOptions;
+use starling_host::pool::ThreadPool;
+use starling_host::progress::{Of, Progress, remark};
 
-use crate::cli::{ModelArgs, RunArgs};
-use crate::error::Failure;
-use crate::pool::ThreadPool;
-use crate::progress::{Of, Progress, remark};
+use crate::cli::RunArgs;
 
 /// Tokens of an answer unless the command says otherwise.
 const LENGTH: usize = 128;
@@ -94,7 +95,7 @@ impl DiffusionArgs {
 /// What [`generate`] needs beside the request.
 pub struct Host<'a> {
     pub model: &'a Model,
-    pub model_args: &'a ModelArgs,
+    pub model_args: &'a ModelOptions,
     pub args: &'a RunArgs,
     pub cpu: Cpu,
     pub pool: &'a ThreadPool,

@@ -11,12 +11,14 @@ use serde_json::Value;
 use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
 use starling::model::Model;
 use starling::tokenizer::EncodeOptions;
+use starling_host::error::Failure;
+use starling_host::load;
+use starling_host::load::DEFAULT_CTX;
+use starling_host::load::ModelOptions;
+use starling_host::progress::{Of, Progress};
 
-use crate::cli::{EmbedArgs, EmbedOutput, ModelArgs};
-use crate::error::Failure;
-use crate::progress::{Of, Progress};
-use crate::run::DEFAULT_CTX;
-use crate::{load, tokens};
+use crate::cli::{EmbedArgs, EmbedOutput};
+use crate::tokens;
 
 /// Default size of a batch in tokens: keeps all threads busy with little memory.
 const BATCH: usize = 2048;
@@ -25,7 +27,7 @@ const MANY: usize = 64;
 
 /// # Errors
 /// If the model does not load, a text is wrong, or output fails.
-pub fn run(model_args: &ModelArgs, args: &EmbedArgs) -> Result<(), Failure> {
+pub fn run(model_args: &ModelOptions, args: &EmbedArgs) -> Result<(), Failure> {
     if model_args.model.is_none() {
         return Err(Failure::Usage("no model: the bundled model cannot embed; give an embedding model with -m".into()));
     }

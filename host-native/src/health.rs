@@ -4,10 +4,10 @@ use std::io::Error;
 use std::time::Duration;
 
 use reqwest::blocking::Client;
+use starling_host::error::Failure;
+use starling_host::tls_provider;
 
 use crate::cli::HealthArgs;
-use crate::error::Failure;
-use crate::tls_provider;
 
 /// Time for a response.
 const TIMEOUT: Duration = Duration::from_secs(4);

@@ -5,8 +5,7 @@ use std::io::Write;
 use std::path::Path;
 
 use clap::{Arg, Command};
-
-use crate::error::Failure;
+use starling_host::error::Failure;
 
 /// Examples of each command, before its usage.
 const EXAMPLES: [(&str, &str); 20] = [

@@ -8,9 +8,8 @@ use std::path::Path;
 use starling::error::LoadError;
 use starling::gguf::{Gguf, GgufWriter, TensorInfo, Value, WriteError};
 use starling::quant::Dtype;
-
-use crate::error::Failure;
-use crate::model_file::ModelFile;
+use starling_host::error::Failure;
+use starling_host::model_file::ModelFile;
 
 /// Importance of the input columns of a model's matrices.
 pub struct Importance {

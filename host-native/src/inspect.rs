@@ -6,10 +6,11 @@ use serde_json::{Map, Value as Json, json};
 use starling::gguf::{Value, ValueType};
 use starling::kernels::attention::{KvType, PAGE};
 use starling::model::Config;
+use starling_host::error::Failure;
+use starling_host::load;
+use starling_host::load::ModelOptions;
 
-use crate::cli::{InspectArgs, ModelArgs};
-use crate::error::Failure;
-use crate::load;
+use crate::cli::InspectArgs;
 
 /// Number of array elements and of string characters shown.
 const SHOWN: usize = 8;
@@ -17,7 +18,7 @@ const SHOWN_CHARS: usize = 60;
 
 /// # Errors
 /// If the file is not a valid GGUF.
-pub fn run(model_args: &ModelArgs, args: &InspectArgs) -> Result<(), Failure> {
+pub fn run(model_args: &ModelOptions, args: &InspectArgs) -> Result<(), Failure> {
     let files = load::files(model_args)?;
     let shards = load::headers(&files)?;
     let mut out = stdout().lock();

@@ -4,7 +4,7 @@ use std::io;
 use std::process::exit;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::error::Failure;
+use starling_host::error::Failure;
 
 /// 128 and the number of the signal, as shells have it.
 pub const EXIT_CODE: u8 = 130;

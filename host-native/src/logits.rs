@@ -12,11 +12,12 @@ use starling::model::Stage;
 use starling::model::evaluate::Evaluation;
 use starling::sampler::{Sampler, SamplingOptions};
 use starling::tokenizer::EncodeOptions;
+use starling_host::error::Failure;
+use starling_host::load;
+use starling_host::load::ModelOptions;
+use starling_host::progress::{Of, Progress};
 
-use crate::cli::{LogitsArgs, ModelArgs, PerplexityArgs};
-use crate::error::Failure;
-use crate::load;
-use crate::progress::{Of, Progress};
+use crate::cli::{LogitsArgs, PerplexityArgs};
 use crate::tokens;
 
 /// Batch size in tokens.
@@ -24,7 +25,7 @@ const BATCH: usize = 256;
 
 /// # Errors
 /// If the model does not load, or a token id is out of range.
-pub fn logits(model_args: &ModelArgs, args: &LogitsArgs) -> Result<(), Failure> {
+pub fn logits(model_args: &ModelOptions, args: &LogitsArgs) -> Result<(), Failure> {
     let (cpu, pool) = (load::cpu(model_args)?, load::pool(model_args)?);
     let model = load::model(model_args, &pool)?;
     let ids = match &args.ids {
@@ -128,7 +129,7 @@ pub fn hex(bytes: &[u8]) -> String {
 ///
 /// # Errors
 /// If the model does not load or the text is shorter than a window.
-pub fn perplexity(model_args: &ModelArgs, args: &PerplexityArgs) -> Result<(), Failure> {
+pub fn perplexity(model_args: &ModelOptions, args: &PerplexityArgs) -> Result<(), Failure> {
     let (cpu, pool) = (load::cpu(model_args)?, load::pool(model_args)?);
     let model = load::model(model_args, &pool)?;
     model.config.check_generates()?;

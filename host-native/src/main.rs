@@ -12,27 +12,20 @@ mod chat;
 mod cli;
 mod diffusion;
 mod embed;
-mod error;
+mod exit;
 mod health;
 mod help;
 mod imatrix;
 mod inspect;
 mod interrupt;
-mod load;
 mod logits;
-mod model_file;
-mod models;
-mod pool;
 mod positional;
-mod progress;
 mod quantize;
 mod run;
 mod sampling;
 mod serve;
-mod session_file;
-mod structure;
+mod store;
 mod tips;
-mod tls_provider;
 mod tokens;
 mod verify;
 
@@ -43,9 +36,10 @@ use clap::builder::Resettable;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command as Interface, CommandFactory, FromArgMatches};
+use starling_host::error::Failure;
 
 use cli::{Cli, Command};
-use error::Failure;
+use exit::exit_code;
 
 /// glibc's allocator keeps most of the memory of a model that was unloaded.
 #[global_allocator]
@@ -76,11 +70,11 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(failure) if failure.is_closed_pipe() => ExitCode::SUCCESS,
         // the user knows
-        Err(failure @ Failure::Interrupted) => failure.exit_code(),
+        Err(failure @ Failure::Interrupted) => exit_code(&failure),
         Err(failure) => {
             // stderr may be closed; the exit code remains
             let _ = writeln!(stderr(), "error: {failure}");
-            failure.exit_code()
+            exit_code(&failure)
         }
     }
 }
@@ -106,7 +100,7 @@ fn command_line() -> Result<Cli, clap::Error> {
 }
 
 fn run(cli: &Cli) -> Result<(), Failure> {
-    let model = || load::resolve(&cli.model);
+    let model = || cli.model.resolve();
     // the others have handlers of their own
     let is_chat = match &cli.command {
         Command::Run(args) => !cli.model.sources.is_empty() && args.is_interactive(),
@@ -128,7 +122,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Command::Detokenize(args) => tokens::detokenize(&model()?, args),
         Command::Logits(args) => logits::logits(&model()?, args),
         Command::Perplexity(args) => logits::perplexity(&model()?, args),
-        Command::Quantize(args) => quantize::run(&cli.model, args),
+        Command::Quantize(args) => quantize::run(&cli.model.options(), args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "starling", &mut script);
@@ -141,16 +135,16 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             Some(cli::BenchWhat::Serve(args)) if args.find_workers => bench_workers::run(args, &cli.model),
             Some(cli::BenchWhat::Serve(args)) => bench_serve::run(args),
         },
-        Command::Pull(args) => models::commands::pull(args),
-        Command::List(args) => models::commands::list(args),
-        Command::Show(args) => models::commands::show(args),
-        Command::Rm(args) => models::commands::rm(args),
+        Command::Pull(args) => store::pull(args),
+        Command::List(args) => store::list(args),
+        Command::Show(args) => store::show(args),
+        Command::Rm(args) => store::rm(args),
         Command::Health(args) => health::run(args),
         Command::Admin(args) => admin::run(args),
         Command::Verify(args) => match &args.receipt {
-            None => models::commands::verify(&[]),
-            Some(path) => match path.to_str().filter(|name| !path.exists() && models::commands::is_stored(name)) {
-                Some(name) => models::commands::verify(&[name.to_string()]),
+            None => store::verify(&[]),
+            Some(path) => match path.to_str().filter(|name| !path.exists() && store::is_stored(name)) {
+                Some(name) => store::verify(&[name.to_string()]),
                 None => verify::run(&model()?, path, args.quiet),
             },
         },

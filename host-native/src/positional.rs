@@ -3,9 +3,10 @@
 use std::mem;
 use std::path::{Path, PathBuf};
 
+use starling_host::error::Failure;
+use starling_host::registry::Registry;
+
 use crate::cli::{Cli, Command, ModelAndText, ModelArgs};
-use crate::error::Failure;
-use crate::models::Registry;
 
 /// Moves a model that was given as an argument to the place of `--model`, whose value may come from the environment.
 /// `is_named` says whether `--model` is on the command line.

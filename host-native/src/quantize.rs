@@ -10,13 +10,14 @@ use starling::gguf::{GgufSet, GgufWriter, TensorInfo, Value};
 use starling::kernels::tasks;
 use starling::quant::mix::{Mix, ModelShape, SourceTensor, needs_importance, tensor_types};
 use starling::quant::{self, Dtype, QuantError, Quantiser};
+use starling_host::error::Failure;
+use starling_host::load;
+use starling_host::load::ModelOptions;
+use starling_host::pool::ThreadPool;
+use starling_host::progress::{Of, Progress, remark};
 
-use crate::cli::{ModelArgs, QuantizeArgs};
-use crate::error::Failure;
+use crate::cli::QuantizeArgs;
 use crate::imatrix::Importance;
-use crate::load;
-use crate::pool::ThreadPool;
-use crate::progress::{Of, Progress, remark};
 
 /// Minimum number of elements per task; tasks are whole rows.
 const TASK: usize = 1 << 16;
@@ -25,7 +26,7 @@ const TASK: usize = 1 << 16;
 ///
 /// # Errors
 /// If the input is not a model file, has a type that cannot be converted, or the output cannot be written.
-pub fn run(model_args: &ModelArgs, args: &QuantizeArgs) -> Result<(), Failure> {
+pub fn run(model_args: &ModelOptions, args: &QuantizeArgs) -> Result<(), Failure> {
     let pool = load::pool(model_args)?;
     let mix = Mix::from_name(&args.kind).ok_or_else(|| {
         let known: Vec<_> = Mix::all().map(Mix::name).collect();

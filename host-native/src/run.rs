@@ -15,24 +15,25 @@ use starling::receipt::Receipt;
 use starling::sampler::Constraint;
 use starling::structure::{Form, Limits};
 use starling::tokenizer::EncodeOptions;
+use starling_host::error::Failure;
+use starling_host::load::{self, DEFAULT_CTX, ModelOptions};
+use starling_host::machine;
+use starling_host::pool::ThreadPool;
+use starling_host::progress::remark;
+use starling_host::session_file::{self, Conversation};
+use starling_host::structure::Grammars;
+use starling_host::template::template;
+use starling_host::text_file::text_file;
 
-use crate::cli::{DraftArgs, ModelArgs, RunArgs};
-use crate::error::Failure;
-use crate::pool::ThreadPool;
-use crate::progress::remark;
-use crate::serve::machine;
-use crate::session_file::{self, Conversation};
-use crate::structure::Grammars;
-use crate::{chat, diffusion, interrupt, load, tokens};
+use crate::cli::{DraftArgs, RunArgs};
+use crate::{chat, diffusion, interrupt, tokens};
 
-/// Maximum default context; a file may name any number.
-pub const DEFAULT_CTX: usize = 8192;
 /// Prefill batch size in tokens.
 pub const BATCH: usize = 128;
 
 /// # Errors
 /// If the model does not load, the prompt does not fit, or output fails.
-pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
+pub fn run(model_args: &ModelOptions, args: &RunArgs) -> Result<(), Failure> {
     let start = Instant::now();
     let cpu = load::cpu(model_args)?;
     let pool = load::pool(model_args)?;
@@ -161,7 +162,7 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
 pub fn engine(
     model: &Arc<Model>,
     pool: &ThreadPool,
-    args: &ModelArgs,
+    args: &ModelOptions,
     drafts: &DraftArgs,
     n_ctx: usize,
     model_sha256: Option<[u8; 32]>,
@@ -330,12 +331,12 @@ fn request(
         }
         messages.push(("user".into(), text));
         let turns: Vec<(&str, &str)> = messages.iter().map(|(role, content)| (&**role, &**content)).collect();
-        chat::prompt(model, &chat::template(model, args.chat_template.as_deref())?, None, &turns)?
+        chat::prompt(model, &template(model, args.chat_template.as_deref())?, None, &turns)?
     } else {
         let options = EncodeOptions { add_special: is_new, parse_special: args.special };
         [mem::take(&mut conversation.tokens), model.tokenizer.encode(&text, options)].concat()
     };
-    let prediction = args.prediction.as_deref().map(tokens::text_file).transpose()?;
+    let prediction = args.prediction.as_deref().map(text_file).transpose()?;
     let prediction = prediction.map(|text| model.tokenizer.encode(&text, EncodeOptions::default())).unwrap_or_default();
     Ok(Request {
         sampling: args.sampling.options(model),
@@ -360,11 +361,11 @@ pub fn tokens_left(model: &Model, n_ctx: usize, n_prompt: usize) -> usize {
 fn constraint(model: &Model, args: &RunArgs) -> Result<Option<Arc<dyn Constraint>>, Failure> {
     let (name, form) = if let Some(schema) = &args.json_schema {
         let is_file = !schema.trim_start().starts_with('{');
-        let text = if is_file { tokens::text_file(Path::new(schema))? } else { schema.clone() };
+        let text = if is_file { text_file(Path::new(schema))? } else { schema.clone() };
         let schema = serde_json::from_str(&text).map_err(|e| Failure::Usage(format!("--json-schema: {e}")))?;
         ("--json-schema", Form::Schema(schema))
     } else if let Some(path) = &args.grammar {
-        ("--grammar", Form::Lark(tokens::text_file(path)?, Vec::new()))
+        ("--grammar", Form::Lark(text_file(path)?, Vec::new()))
     } else if let Some(text) = &args.regex {
         ("--regex", Form::Regex(text.clone()))
     } else {

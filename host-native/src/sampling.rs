@@ -3,8 +3,7 @@
 use clap::Args;
 use starling::model::Model;
 use starling::sampler::{ALL_TOKENS, DRY_BREAKERS, Dry, SamplingOptions};
-
-use crate::serve::random;
+use starling_host::clock::random;
 
 /// Sampling flags, in the order in which the sampler applies them.
 #[derive(Debug, Clone, Args)]

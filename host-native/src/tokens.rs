@@ -1,17 +1,18 @@
 //! `starling tokenize` and `starling detokenize`. A file without weights is enough.
 
-use std::fs;
 use std::io::{Read, Write, stdin, stdout};
 use std::path::Path;
 
 use serde_json::json;
 use starling::tokenizer::{DecodeOptions, EncodeOptions, Tokenizer};
+use starling_host::error::Failure;
+use starling_host::load;
+use starling_host::load::ModelOptions;
+use starling_host::text_file::{text_file, utf8};
 
-use crate::cli::{DetokenizeArgs, ModelArgs, TokenizeArgs};
-use crate::error::Failure;
-use crate::load;
+use crate::cli::{DetokenizeArgs, TokenizeArgs};
 
-fn tokenizer(args: &ModelArgs) -> Result<Tokenizer, Failure> {
+fn tokenizer(args: &ModelOptions) -> Result<Tokenizer, Failure> {
     let wrong = |source| Failure::Model { path: load::path(args), source };
     let files = load::files(args)?;
     let headers = load::headers(&files[..files.len().min(1)])?;
@@ -44,26 +45,6 @@ pub fn without_final_newline(mut text: String) -> String {
     text
 }
 
-/// The text of a file, which must be UTF-8.
-///
-/// # Errors
-/// If it cannot be read, or where it is not UTF-8.
-pub fn text_file(path: &Path) -> Result<String, Failure> {
-    let bytes = fs::read(path).map_err(|source| Failure::File { path: path.into(), source })?;
-    utf8(&path.display().to_string(), bytes)
-}
-
-/// Decodes UTF-8; `name` is the source in the error.
-///
-/// # Errors
-/// The position of the first invalid byte.
-pub fn utf8(name: &str, bytes: Vec<u8>) -> Result<String, Failure> {
-    String::from_utf8(bytes).map_err(|e| {
-        let at = e.utf8_error().valid_up_to();
-        Failure::Usage(format!("{name}: invalid UTF-8 at byte {at}; expected text in UTF-8"))
-    })
-}
-
 /// Parses a token id, with white space around it.
 ///
 /// # Errors
@@ -74,7 +55,7 @@ pub fn token_id(text: &str) -> Result<u32, String> {
 
 /// # Errors
 /// If the tokenizer is not supported, or the text cannot be read.
-pub fn tokenize(model_args: &ModelArgs, args: &TokenizeArgs) -> Result<(), Failure> {
+pub fn tokenize(model_args: &ModelOptions, args: &TokenizeArgs) -> Result<(), Failure> {
     let tokenizer = tokenizer(model_args)?;
     let text = text(args.text.text.as_deref(), args.file.as_deref())?;
     let options = EncodeOptions { add_special: !args.no_bos, parse_special: args.special };
@@ -102,7 +83,7 @@ pub fn tokenize(model_args: &ModelArgs, args: &TokenizeArgs) -> Result<(), Failu
 
 /// # Errors
 /// If the tokenizer is not supported, or an id is out of range.
-pub fn detokenize(model_args: &ModelArgs, args: &DetokenizeArgs) -> Result<(), Failure> {
+pub fn detokenize(model_args: &ModelOptions, args: &DetokenizeArgs) -> Result<(), Failure> {
     let tokenizer = tokenizer(model_args)?;
     let ids = if args.ids.is_empty() {
         let text = text(None, args.file.as_deref())?;

@@ -6,15 +6,16 @@ use std::time::Instant;
 
 use starling::pool::Pool;
 use starling::receipt::{Receipt, VerifyError, verify};
+use starling_host::error::Failure;
+use starling_host::load;
+use starling_host::load::ModelOptions;
+use starling_host::progress::remark;
 
-use crate::cli::ModelArgs;
-use crate::error::Failure;
-use crate::progress::remark;
-use crate::{load, tokens};
+use crate::tokens;
 
 /// # Errors
 /// [`Failure::Receipt`] says why the receipt does not verify; or the model does not load.
-pub fn run(model_args: &ModelArgs, receipt: &Path, quiet: bool) -> Result<(), Failure> {
+pub fn run(model_args: &ModelOptions, receipt: &Path, quiet: bool) -> Result<(), Failure> {
     let wrong = |why: String| Failure::Receipt { path: receipt.into(), why };
     let from_stdin = receipt == Path::new("-");
     let text = tokens::text(None, (!from_stdin).then_some(receipt))?;

@@ -280,7 +280,7 @@ def check_metrics(binary):
         check(code == 0, f"the server ended with exit code {code}")
     known = samples(metrics)
     # label values of events that are not caused here
-    code = "".join(path.read_text() for path in (ROOT / "host-native/src/serve").rglob("*.rs"))
+    code = "".join(path.read_text() for path in (ROOT / "host-native/server/src").rglob("*.rs"))
     n = 0
     for place, text in expressions():
         for name, labels in re.findall(r"(?<![\w:])(starling_\w+)(?:\{([^}]*)\})?", text):

@@ -40,7 +40,7 @@ FAULTS = [
     ("COPY . .", "COPY nothing .", "nothing"),
     ("--from=build /image /", "--from=build /images /", "/images"),
     ("/source/LICENSE-MIT", "/source/LICENSE", "/source/LICENSE"),
-    ("-p starling-native", "-p starling-server", "starling-server"),
+    ("-p starling-native", "-p starling-serve", "starling-serve"),
     ("RUST_VERSION=1.90", "RUST_VERSION=1.80", "1.80"),
     ("FROM gcr.io/distroless/static", "FROM gcr.io/distroless/statik", "statik"),
     ("--retries=9", "--retry=9", "retry"),

@@ -4,7 +4,7 @@
     python3 tests/scripts/configuration_reference.py target/debug/starling [--check]
 
 The help has the flags, their meaning and their defaults. Which settings models may have of their own, which may change while
-the server runs, and the range of numbers are in host-native/src/serve/config/mod.rs. With --check, the exit code is 1 if the
+the server runs, and the range of numbers are in host-native/server/src/config/mod.rs. With --check, the exit code is 1 if the
 document is old.
 """
 
@@ -15,7 +15,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "host-native/docs/configuration.md"
-TABLE = ROOT / "host-native/src/serve/config/mod.rs"
+TABLE = ROOT / "host-native/server/src/config/mod.rs"
 
 HEAD = """# Configuration
 

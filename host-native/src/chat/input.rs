@@ -8,9 +8,8 @@ use std::{env, iter};
 use rustyline::error::ReadlineError;
 use rustyline::history::{FileHistory, History};
 use rustyline::{Cmd, Config, Editor, KeyCode, KeyEvent, Modifiers};
-
-use crate::error::Failure;
-use crate::tokens::utf8;
+use starling_host::error::Failure;
+use starling_host::text_file::utf8;
 
 const PROMPT: &str = "> ";
 /// Prompt of further lines of a message.

@@ -1,7 +1,6 @@
 //! Selection of the chat template, and `starling chat`: an interactive conversation.
 
 mod input;
-mod served;
 mod wrap;
 
 use std::fs;
@@ -12,58 +11,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
-use starling::chat::{
-    ChatRequest, ChatTemplate, DEFAULT_TEMPLATE, Json, Now, builtin_template, builtin_template_names,
-};
+use starling::chat::{ChatRequest, ChatTemplate, Json, Now};
 use starling::engine::{Engine, Request};
 use starling::kernels::Cpu;
 use starling::model::Model;
 use starling::pool::Pool;
 use starling::sampler::SamplingOptions;
+use starling_host::error::Failure;
+use starling_host::load::{self, DEFAULT_CTX, ModelOptions};
+use starling_host::pool::ThreadPool;
+use starling_host::progress::remark;
+use starling_host::template::template;
+use starling_host::text_file::text_file;
 
-use crate::cli::{ChatArgs, ModelArgs};
-use crate::error::Failure;
-use crate::load;
-use crate::pool::ThreadPool;
-use crate::progress::remark;
-use crate::run::{Answer, DEFAULT_CTX, engine, tokens_left};
+use crate::cli::ChatArgs;
+use crate::run::{Answer, engine, tokens_left};
 use crate::sampling::{Seed, random_seed};
-use crate::tokens::text_file;
 use input::Input;
-pub use served::ServedTemplate;
 use wrap::Wrap;
-
-/// The chat template: the one of `--chat-template` (a built-in name or a file), the model's, or ChatML.
-///
-/// # Errors
-/// If there is no such template, or it does not parse.
-pub fn template(model: &Model, wanted: Option<&str>) -> Result<ChatTemplate, Failure> {
-    let source = template_source(model, wanted)?;
-    ChatTemplate::new(&source).map_err(|e| match wanted {
-        Some(name) => Failure::Usage(format!("--chat-template {name}: {e}")),
-        None => e.into(),
-    })
-}
-
-/// The source of the chat template.
-///
-/// # Errors
-/// If there is no such template.
-fn template_source(model: &Model, wanted: Option<&str>) -> Result<String, Failure> {
-    Ok(match wanted {
-        None => model.chat_template.clone().unwrap_or_else(|| DEFAULT_TEMPLATE.into()),
-        Some(name) => match builtin_template(name) {
-            Some(source) => source.into(),
-            None if Path::new(name).exists() => text_file(Path::new(name))?,
-            None => {
-                let names = builtin_template_names().collect::<Vec<_>>().join(", ");
-                return Err(Failure::Usage(format!(
-                    "no built-in template or file {name}; built-in templates: {names}"
-                )));
-            }
-        },
-    })
-}
 
 /// Renders and tokenises a conversation of (role, content), with the generation prompt.
 ///
@@ -130,7 +95,7 @@ struct Loaded {
 }
 
 impl Loaded {
-    fn new(model_args: &ModelArgs, args: &ChatArgs, pool: &ThreadPool) -> Result<Loaded, Failure> {
+    fn new(model_args: &ModelOptions, args: &ChatArgs, pool: &ThreadPool) -> Result<Loaded, Failure> {
         let model = Arc::new(load::model_and_head(model_args, args.draft.loads_mtp(), pool)?);
         let n_ctx = args.ctx_size.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
         let engine = engine(&model, pool, model_args, &args.draft, n_ctx, None)?;
@@ -154,7 +119,7 @@ impl Loaded {
 
 struct Chat<'a> {
     loaded: Loaded,
-    model_args: ModelArgs,
+    model_args: ModelOptions,
     args: &'a ChatArgs,
     pool: &'a ThreadPool,
     cpu: Cpu,
@@ -172,7 +137,7 @@ struct Chat<'a> {
 
 /// # Errors
 /// If the model does not load or the terminal fails.
-pub fn run(model_args: &ModelArgs, args: &ChatArgs) -> Result<(), Failure> {
+pub fn run(model_args: &ModelOptions, args: &ChatArgs) -> Result<(), Failure> {
     let (cpu, pool) = (load::cpu(model_args)?, load::pool(model_args)?);
     let loaded = Loaded::new(model_args, args, &pool)?;
     let stop = Arc::new(AtomicBool::new(false));

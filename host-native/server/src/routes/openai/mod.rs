@@ -1,0 +1,9 @@
+//! OpenAI's API.
+
+pub mod chat;
+pub mod completions;
+pub mod embeddings;
+pub mod models;
+pub mod responses;
+pub mod stored;
+pub mod stored_responses;

@@ -1,0 +1,250 @@
+//! State that all handlers share, and the caller of a request.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use axum::extract::FromRequestParts;
+use axum::http::HeaderMap;
+use axum::http::request::Parts;
+use starling_host::clock::{random, random_id};
+use tokio_rustls::TlsAcceptor;
+
+use super::config::{Live, Settings};
+use super::models::instance::ModelInstance;
+use super::models::pool::ModelPool;
+use super::start::{Configure, LogFilter};
+use crate::guard::audit::AuditTrail;
+use crate::guard::auth::{Client, Keys, Tenant};
+use crate::guard::policy::{Subject, TextPolicy};
+use crate::guard::rights::Rights;
+use crate::guard::signature::Verifier;
+use crate::http::connection_memory::{ConnectionMemory, HeldMemory};
+use crate::http::error::{ApiError, HttpError, request_id};
+use crate::observe::failures::SharedFailures;
+use crate::observe::metrics::Metrics;
+use crate::observe::model_metrics::Snapshot;
+use crate::observe::trace::Exporter;
+use crate::observe::usage::Usage;
+use crate::schedule::compile_slots::CompileSlots;
+use crate::schedule::fair_turns::FairTurns;
+use crate::schedule::scheduler::{Flow, Priority};
+use crate::state::reuse::{Answers, Embeddings, Found, KeptResponses, Reuse};
+
+/// State that all handlers share.
+pub struct Server {
+    pub pool: Arc<ModelPool>,
+    pub metrics: Arc<Metrics>,
+    pub exporter: Exporter,
+    pub keys: Live<Keys>,
+    /// `None`: connections are not encrypted.
+    pub tls: Option<Arc<Live<TlsAcceptor>>>,
+    /// Keys of administrators; `None`: there is no admin interface.
+    pub admin_keys: Option<Live<Keys>>,
+    /// The policy on texts of prompts and answers.
+    pub policy: Live<Option<Arc<TextPolicy>>>,
+    /// Answers and embeddings that are used again.
+    pub answers: Arc<Answers>,
+    pub embeddings: Embeddings,
+    /// Responses that outlive their connection.
+    pub kept: KeptResponses,
+    /// Lists of stored answers.
+    pub lists: Arc<FairTurns>,
+    /// Memory that all connections hold.
+    pub memory: Arc<ConnectionMemory>,
+    /// For output constraints.
+    pub compile_slots: CompileSlots,
+    /// Verifies signed requests.
+    pub verifier: Verifier,
+    /// Who did what; `None`: it is not recorded.
+    pub audit: Option<Arc<AuditTrail>>,
+    pub log_filter: LogFilter,
+    pub failures: SharedFailures,
+    pub start: Instant,
+    /// Reads flags, environment and settings file again.
+    pub configure: Configure,
+    /// The settings file, if there is one.
+    pub config_file: Option<PathBuf>,
+    /// Names this process to an orchestrator and in the log.
+    pub worker_id: Arc<str>,
+    /// Start of the server in Unix time.
+    pub created: u64,
+    /// Set when the shutdown begins.
+    pub shutting_down: AtomicBool,
+    /// Set while an administrator has drained the server.
+    pub drained: AtomicBool,
+}
+
+impl Server {
+    pub fn is_draining(&self) -> bool {
+        self.shutting_down.load(Ordering::Acquire) || self.drained.load(Ordering::Acquire)
+    }
+
+    /// The settings in effect.
+    pub fn settings(&self) -> Arc<Settings> {
+        self.pool.settings()
+    }
+
+    /// The model of a request: that of the name, or the default one. Among versions of the name, requests of the same
+    /// `sticky` value (a session or user), or else session header, have the same one.
+    ///
+    /// # Errors
+    /// If there is no such model, or it is not loaded in time.
+    pub async fn model(
+        &self,
+        name: Option<&str>,
+        sticky: Option<&str>,
+        caller: &Caller,
+    ) -> Result<Arc<ModelInstance>, ApiError> {
+        let key = match sticky.or(caller.session.as_deref()).or(caller.fairness.as_deref()) {
+            Some(key) => format!("{} {key}", caller.tenant.name),
+            None => random().to_string(),
+        };
+        // whoever may not load models can only forgo what the setting allows
+        let autoload = caller.autoload.filter(|loads| !loads || caller.rights >= Rights::Load);
+        let acquire = self.pool.acquire(name, &key, autoload);
+        let instance = caller.within_time(acquire).await?.map_err(|e| {
+            self.metrics.rejected(e.code());
+            ApiError::from(e)
+        })?;
+        let _ = caller.model.set(Arc::clone(&instance.name));
+        Ok(instance)
+    }
+
+    /// Sum of the gauges of all models.
+    pub fn snapshot(&self) -> Snapshot {
+        let instances = self.pool.entries().into_iter().filter_map(|entry| entry.instance());
+        instances.map(|instance| instance.snapshot()).fold(Snapshot::default(), Snapshot::plus)
+    }
+}
+
+/// Sender of a request; the middleware adds it to the request's extensions.
+#[derive(Clone)]
+pub struct Caller {
+    pub tenant: Arc<Tenant>,
+    /// Names the credential in the audit log.
+    pub key_id: Arc<str>,
+    /// Whether the request was authenticated by an API key.
+    pub has_key: bool,
+    /// Header `x-session-id`.
+    pub session: Option<String>,
+    /// Header `x-gateway-inference-fairness-id` (Gateway API Inference Extension).
+    pub fairness: Option<String>,
+    /// Header `x-gateway-inference-objective`.
+    pub objective: Option<String>,
+    /// Query parameter `autoload` (llama-server): whether the request may load its model.
+    pub autoload: Option<bool>,
+    /// Time of arrival.
+    pub arrival: Instant,
+    /// Time limit of the request itself.
+    pub time_limit: Arc<Mutex<Option<Duration>>>,
+    /// The model that answers, once it is known; for the response header.
+    pub model: Arc<OnceLock<Arc<str>>>,
+    /// Unknown fields of the request, for the response header.
+    pub ignored: Arc<OnceLock<String>>,
+    /// What of the request's schemas is not enforced, for the response header.
+    pub unenforced: Arc<OnceLock<String>>,
+    /// Slot that the request names.
+    pub slot: Arc<OnceLock<usize>>,
+    pub usage: Arc<Usage>,
+    /// Memory that the request and its response hold.
+    pub memory: Arc<HeldMemory>,
+    /// The policy on texts, if the server has one.
+    pub policy: Option<Arc<TextPolicy>>,
+    /// Answers that are used again.
+    pub reuse: Arc<Answers>,
+    /// What the client allows of it.
+    pub reuses: Reuse,
+    /// The answer that was found, for headers of the response.
+    pub found: Arc<OnceLock<Found>>,
+    /// What the caller may do to models.
+    pub rights: Rights,
+    /// The highest priority of its requests across tenants.
+    pub max_priority: Priority,
+    /// ID of a stream that the client may resume.
+    pub stream_id: Option<Arc<str>>,
+}
+
+/// Maximum length of these headers; longer ones are ignored.
+const MAX_NAME: usize = 256;
+
+impl Caller {
+    pub fn new(
+        client: Client,
+        server: &Server,
+        address: Option<IpAddr>,
+        headers: &HeaderMap,
+        query: Option<&str>,
+    ) -> Caller {
+        let autoload = query.unwrap_or_default().split('&').find_map(|pair| pair.strip_prefix("autoload="));
+        let text = |name: &str| {
+            let value = headers.get(name)?.to_str().ok()?;
+            (!value.is_empty() && value.len() <= MAX_NAME).then(|| value.to_string())
+        };
+        let memory = Arc::new(server.memory.part(Some(Arc::clone(&client.tenant.name)), address));
+        Caller {
+            tenant: client.tenant,
+            key_id: client.id,
+            has_key: server.keys.get().are_needed(),
+            session: text("x-session-id"),
+            fairness: text("x-gateway-inference-fairness-id"),
+            objective: text("x-gateway-inference-objective"),
+            autoload: autoload.map(|value| matches!(value, "1" | "true")),
+            arrival: Instant::now(),
+            time_limit: Arc::default(),
+            model: Arc::default(),
+            ignored: Arc::default(),
+            unenforced: Arc::default(),
+            slot: Arc::default(),
+            usage: Arc::default(),
+            memory,
+            policy: (*server.policy.get()).clone(),
+            reuse: Arc::clone(&server.answers),
+            reuses: Reuse::of(headers),
+            found: Arc::default(),
+            rights: Rights::default(),
+            max_priority: Priority::Normal,
+            stream_id: (!server.settings().resume_window.is_zero()).then(|| random_id("").into()),
+        }
+    }
+
+    /// What texts of the request belong to, for the policy.
+    pub fn subject(&self, instance: &ModelInstance) -> Arc<Subject> {
+        Arc::new(Subject {
+            model: Arc::clone(&instance.name),
+            tenant: Arc::clone(&self.tenant.name),
+            request_id: request_id().unwrap_or_default().into(),
+        })
+    }
+
+    /// The flow of a request: its priority among those of its tenant is free, across tenants it is at most that of the key.
+    /// Without API keys the fairness id is the tenant; with keys, which a client cannot choose, it
+    /// only separates sessions of the key's tenant.
+    pub fn flow(&self, session: Option<&str>, priority: Option<Priority>) -> Flow {
+        let fairness = self.fairness.as_deref();
+        let tenant = match fairness.filter(|_| !self.has_key) {
+            Some(name) => name.into(),
+            None => Arc::clone(&self.tenant.name),
+        };
+        let objective = || match self.objective.as_deref() {
+            Some("high" | "critical") => Priority::High,
+            Some("low" | "sheddable" | "batch") => Priority::Low,
+            _ => Priority::Normal,
+        };
+        let session = session.or(self.session.as_deref()).or(fairness.filter(|_| self.has_key)).map(Into::into);
+        let rank = priority.unwrap_or_else(objective);
+        // higher priorities are smaller
+        Flow { tenant, share: self.tenant.share, session, priority: rank.max(self.max_priority), rank }
+    }
+}
+
+impl FromRequestParts<Arc<Server>> for Caller {
+    type Rejection = HttpError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<Server>) -> Result<Self, HttpError> {
+        let caller = parts.extensions.get::<Caller>().cloned();
+        caller.ok_or_else(|| ApiError::internal("internal error: the middleware set no caller").into())
+    }
+}
