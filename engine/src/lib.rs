@@ -72,9 +72,9 @@ pub mod draft;
 pub mod embed;
 pub mod engine;
 pub mod error;
-#[cfg(feature = "forms")]
-pub mod form;
 pub mod gguf;
+#[cfg(feature = "grammar-sources")]
+pub mod grammar_source;
 pub mod kv;
 pub mod model;
 pub mod receipt;

@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
-use starling::structure::{Form, Limits, Structures};
+use starling::structure::{GrammarSource, Limits, Structures};
 
 /// Counts the bytes that are allocated.
 struct Counting;
@@ -49,16 +49,16 @@ fn vocabulary() -> Vec<u8> {
     words
 }
 
-fn schema(value: Value) -> Form {
-    Form::Schema(value)
+fn schema(value: Value) -> GrammarSource {
+    GrammarSource::Schema(value)
 }
 
-fn lark(text: String) -> Form {
-    Form::Lark(text, Vec::new())
+fn lark(text: String) -> GrammarSource {
+    GrammarSource::Lark(text, Vec::new())
 }
 
 /// Constraints of at most 64 KiB that are expensive to compile.
-fn hostile() -> Vec<(&'static str, Form)> {
+fn hostile() -> Vec<(&'static str, GrammarSource)> {
     let class: String = (0..9000).filter_map(|i| char::from_u32(0x4e00 + 2 * i)).collect();
     let doubling: String = (0..10).map(|i| format!("r{i} ::= r{} r{}\n", i + 1, i + 1)).collect();
     let alternatives: Vec<String> = (0..60).map(|i| format!("r{} \"{i}\"", i % 11)).collect();
@@ -130,23 +130,26 @@ fn hostile() -> Vec<(&'static str, Form)> {
             ),
         ),
         ("defs", schema(json!({ "$ref": "#/$defs/d0", "$defs": defs }))),
-        ("regex repeat", Form::Regex("(a|b|ab)*c{1,1000}(d?){500}d{500}".into())),
-        ("regex dots", Form::Regex("(.{0,400}a.{0,400}){20}".into())),
-        ("regex big", Form::Regex("((a{0,1000}){0,1000}b){0,1000}".into())),
-        ("regex not", Form::Regex("[a-z]{0,4000}[^b]{0,4000}x".into())),
-        ("regex exp", Form::Regex("(a|b)*a(a|b){2000}".into())),
-        ("regex classes", Form::Regex(format!("(\\p{{L}}|[{class}]){{1,200}}"))),
-        ("regex many", Form::Regex((0..6000).map(|i| format!("x{i:x}.*")).collect::<Vec<_>>().join("|"))),
-        ("regex unicode", Form::Regex("\\p{L}{1,3000}\\w{1,3000}\\d{1,3000}".into())),
-        ("regex letters", Form::Regex("\\p{L}|".repeat(8000) + "x")),
+        ("regex repeat", GrammarSource::Regex("(a|b|ab)*c{1,1000}(d?){500}d{500}".into())),
+        ("regex dots", GrammarSource::Regex("(.{0,400}a.{0,400}){20}".into())),
+        ("regex big", GrammarSource::Regex("((a{0,1000}){0,1000}b){0,1000}".into())),
+        ("regex not", GrammarSource::Regex("[a-z]{0,4000}[^b]{0,4000}x".into())),
+        ("regex exp", GrammarSource::Regex("(a|b)*a(a|b){2000}".into())),
+        ("regex classes", GrammarSource::Regex(format!("(\\p{{L}}|[{class}]){{1,200}}"))),
+        ("regex many", GrammarSource::Regex((0..6000).map(|i| format!("x{i:x}.*")).collect::<Vec<_>>().join("|"))),
+        ("regex unicode", GrammarSource::Regex("\\p{L}{1,3000}\\w{1,3000}\\d{1,3000}".into())),
+        ("regex letters", GrammarSource::Regex("\\p{L}|".repeat(8000) + "x")),
         (
             "regex letters2",
-            Form::Regex(
+            GrammarSource::Regex(
                 (0..4000).map(|i| format!("[\\p{{L}}{}]", char::from_u32(0x2600 + i).unwrap_or('x'))).collect(),
             ),
         ),
-        ("regex words", Form::Regex((0..6000).map(|i| format!("\\w{{{}}}x", i % 900)).collect::<Vec<_>>().join("|"))),
-        ("regex case", Form::Regex(format!("(?i){}", "k\u{17f}".repeat(9000)))),
+        (
+            "regex words",
+            GrammarSource::Regex((0..6000).map(|i| format!("\\w{{{}}}x", i % 900)).collect::<Vec<_>>().join("|")),
+        ),
+        ("regex case", GrammarSource::Regex(format!("(?i){}", "k\u{17f}".repeat(9000)))),
         (
             "lark letters",
             lark(format!(
@@ -172,8 +175,8 @@ fn hostile() -> Vec<(&'static str, Form)> {
                 (0..3000).map(|i| format!("r{i}: \"{i}\"")).collect::<Vec<_>>().join("\n")
             )),
         ),
-        ("choice", Form::Choice((0..8000).map(|i| format!("{i}-{}", i * 7)).collect())),
-        ("choice long", Form::Choice((0..6).map(|i| format!("{i}").repeat(10_000)).collect())),
+        ("choice", GrammarSource::Choice((0..8000).map(|i| format!("{i}-{}", i * 7)).collect())),
+        ("choice long", GrammarSource::Choice((0..6).map(|i| format!("{i}").repeat(10_000)).collect())),
         ("substr", lark(format!("start: %regex {{ \"substring_chars\": \"{}\" }}", "abcab".repeat(12_000)))),
     ]
 }
@@ -186,7 +189,7 @@ const MAX_TOTAL: usize = 1 << 30;
 fn hostile_constraints_are_compiled_in_bounded_memory() {
     let work = || {
         let structures = Structures::new(Limits::DEFAULT);
-        structures.constraint(&vocabulary, &Form::Choice(vec!["x".into()])).expect("a constraint");
+        structures.constraint(&vocabulary, &GrammarSource::Choice(vec!["x".into()])).expect("a constraint");
         for (name, form) in hostile() {
             let (before, total) = (NOW.load(Ordering::Relaxed), TOTAL.load(Ordering::Relaxed));
             PEAK.store(before, Ordering::Relaxed);

@@ -13,7 +13,7 @@ use starling::engine::{Engine, EngineOptions, Event, FinishReason, Request};
 use starling::model::Model;
 use starling::receipt::Receipt;
 use starling::sampler::Constraint;
-use starling::structure::{Form, Limits};
+use starling::structure::{GrammarSource, Limits};
 use starling::tokenizer::EncodeOptions;
 use starling_host::error::Failure;
 use starling_host::load::{self, DEFAULT_CTX, ModelOptions};
@@ -363,11 +363,11 @@ fn constraint(model: &Model, args: &RunArgs) -> Result<Option<Arc<dyn Constraint
         let is_file = !schema.trim_start().starts_with('{');
         let text = if is_file { text_file(Path::new(schema))? } else { schema.clone() };
         let schema = serde_json::from_str(&text).map_err(|e| Failure::Usage(format!("--json-schema: {e}")))?;
-        ("--json-schema", Form::Schema(schema))
+        ("--json-schema", GrammarSource::Schema(schema))
     } else if let Some(path) = &args.grammar {
-        ("--grammar", Form::Lark(text_file(path)?, Vec::new()))
+        ("--grammar", GrammarSource::Lark(text_file(path)?, Vec::new()))
     } else if let Some(text) = &args.regex {
-        ("--regex", Form::Regex(text.clone()))
+        ("--regex", GrammarSource::Regex(text.clone()))
     } else {
         return Ok(None);
     };

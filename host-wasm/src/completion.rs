@@ -13,17 +13,17 @@ use starling::engine::{Event, FinishReason, Request, RequestId};
 use starling::sampler::{ALL_TOKENS, Constraint};
 use starling_api::answer::Answer;
 use starling_api::anthropic::request::MessagesRequest;
-use starling_api::anthropic::response::MessageForm;
+use starling_api::anthropic::response::MessageFormat;
 use starling_api::error::ApiError;
 use starling_api::messages::{chat_end, chat_request, check_messages};
 use starling_api::openai::chat::{ChatCompletionRequest, ChatPlan, ChatWriter};
 use starling_api::openai::options::{Limits, Options, RequestPlan, Scope};
 use starling_api::openai::response::{ResponseHead, system_fingerprint};
-use starling_api::output::{FormNames, ModelForms, OutputPlan, detect_forms, reasoning_constraint};
+use starling_api::output::{ModelSyntax, OutputPlan, SyntaxNames, detect_syntaxes, reasoning_constraint};
 use starling_api::parse::ParseBody;
-use starling_api::parts::{AnswerForm, AnswerWriter};
+use starling_api::parts::{AnswerWriter, WireFormat};
 use starling_api::responses::request::ResponsesRequest;
-use starling_api::responses::response::ResponsesForm;
+use starling_api::responses::response::ResponsesFormat;
 use starling_api::stream::{EventSink, NoEvents, StreamWriter};
 use starling_api::structure::{ConstraintPlan, constraint_plan};
 use starling_api::tools::{CallIds, parse_tool_choice};
@@ -140,15 +140,15 @@ impl Api {
     ) -> Output {
         let is_stream = options.is_stream();
         let (parser, n_prompt) = (plan.output.parser(0), plan.n_prompt);
-        let form: Box<dyn FormWriter> = match (self, request) {
+        let form: Box<dyn FormatWriter> = match (self, request) {
             (Api::Responses, Some(request)) => {
                 let model = plan.logprobs.then(|| Arc::clone(&plan.model));
-                let form = ResponsesForm::new(head, request, n_prompt).with_logprobs(model);
-                Box::new((AnswerWriter::new(parser, form), ResponsesForm::into_response as fn(_) -> _))
+                let form = ResponsesFormat::new(head, request, n_prompt).with_logprobs(model);
+                Box::new((AnswerWriter::new(parser, form), ResponsesFormat::into_response as fn(_) -> _))
             }
             (Api::Messages, _) => {
-                let form = MessageForm::new(head, n_prompt, options.stops());
-                Box::new((AnswerWriter::new(parser, form), MessageForm::into_response as fn(_) -> _))
+                let form = MessageFormat::new(head, n_prompt, options.stops());
+                Box::new((AnswerWriter::new(parser, form), MessageFormat::into_response as fn(_) -> _))
             }
             _ if is_stream => return Output::Stream(Box::new(ChatWriter::new(plan, head))),
             _ => {
@@ -156,12 +156,12 @@ impl Api {
                 return Output::Whole { plan: Box::new(plan), head, answers };
             }
         };
-        Output::Form { writer: Some(form), is_stream }
+        Output::Formatted { writer: Some(form), is_stream }
     }
 }
 
 /// Writes the one answer of another API.
-trait FormWriter {
+trait FormatWriter {
     /// Returns whether it is complete.
     fn update(&mut self, update: Update, sink: &mut dyn EventSink) -> bool;
 
@@ -169,14 +169,14 @@ trait FormWriter {
     fn response(self: Box<Self>) -> Option<Box<RawValue>>;
 }
 
-impl<F: AnswerForm, T: Serialize> FormWriter for (AnswerWriter<F>, fn(F) -> T) {
+impl<F: WireFormat, T: Serialize> FormatWriter for (AnswerWriter<F>, fn(F) -> T) {
     fn update(&mut self, update: Update, sink: &mut dyn EventSink) -> bool {
         self.0.update(0, update, sink)
     }
 
     fn response(self: Box<Self>) -> Option<Box<RawValue>> {
         let (writer, build) = *self;
-        serde_json::value::to_raw_value(&build(writer.into_form())).ok()
+        serde_json::value::to_raw_value(&build(writer.into_format())).ok()
     }
 }
 
@@ -229,8 +229,8 @@ enum Output {
         answers: Vec<Answer>,
     },
     /// The writer, until the response is whole.
-    Form {
-        writer: Option<Box<dyn FormWriter>>,
+    Formatted {
+        writer: Option<Box<dyn FormatWriter>>,
         is_stream: bool,
     },
 }
@@ -264,7 +264,7 @@ pub(crate) struct Completions {
     next: u32,
     open: BTreeMap<u32, Completion>,
     /// The forms of the model with the template used last; requests rarely change it.
-    forms: RefCell<Option<(String, ModelForms)>>,
+    forms: RefCell<Option<(String, ModelSyntax)>>,
     requests: BTreeMap<RequestId, (u32, usize)>,
 }
 
@@ -333,7 +333,7 @@ impl Completion {
                     response = serde_json::value::to_raw_value(&whole).ok();
                 }
             }
-            Output::Form { writer, is_stream } => {
+            Output::Formatted { writer, is_stream } => {
                 let sink: &mut dyn EventSink = if *is_stream { &mut self.chunks } else { &mut NoEvents };
                 let is_complete = writer.as_mut().is_some_and(|writer| writer.update(update, sink));
                 if is_complete && !*is_stream {
@@ -377,14 +377,14 @@ impl Session {
         let variables = chat.template_variables()?;
         let parallel = chat.parallel_tool_calls != Some(false);
         let source = self.template_source(page.template.as_deref());
-        let output = chat.output(self.forms(source).map_err(ApiError::from)?, FormNames::default())?;
+        let output = chat.output(self.forms(source).map_err(ApiError::from)?, SyntaxNames::default())?;
         let budget = chat.thinking_budget_tokens;
         let mut tools = parse_tool_choice(source, chat.tools, chat.tool_choice, parallel)?;
-        let form = constraint.form()?;
+        let grammar = constraint.source()?;
         let random = u128::from_str_radix(&page.random, 16)
             .map_err(|_| Error::Option("random: expected hexadecimal digits".into()))?;
-        let output = tools.output(&self.model, output, CallIds::new(random), form.is_some());
-        let constraint = constraint_plan(form, &mut tools)?;
+        let output = tools.output(&self.model, output, CallIds::new(random), grammar.is_some());
+        let constraint = constraint_plan(grammar, &mut tools)?;
         let end = chat_end(chat.continue_final_message, chat.add_generation_prompt)?;
         let messages = check_messages(chat.messages)?;
         let chat_request = chat_request(messages, tools.tools, variables, end, Now::from_unix(page.now));
@@ -448,18 +448,18 @@ impl Session {
         self.completions.next = number.wrapping_add(1);
         self.completions.open.insert(number, completion);
         let param = match &constraint {
-            Some(ConstraintPlan::Form(plan)) => Some(plan.param.clone()),
+            Some(ConstraintPlan::Grammar(plan)) => Some(plan.param.clone()),
             _ => None,
         };
         Ok(Opened { completion: number, prompt_tokens, n, stream, constraint, param })
     }
 
     /// The forms of calls and reasoning with the template `source`.
-    fn forms(&self, source: &str) -> Result<ModelForms, ChatError> {
+    fn forms(&self, source: &str) -> Result<ModelSyntax, ChatError> {
         let mut known = self.completions.forms.borrow_mut();
         let forms = match known.as_ref().filter(|(known, _)| known == source) {
             Some((_, forms)) => *forms,
-            None => detect_forms(&ChatTemplate::new(source)?, &self.model.tokenizer),
+            None => detect_syntaxes(&ChatTemplate::new(source)?, &self.model.tokenizer),
         };
         *known = Some((source.into(), forms));
         Ok(forms)
@@ -489,11 +489,11 @@ impl Session {
             Output::Stream(writer) => {
                 writer.update(index, Update::Started, chunks);
             }
-            Output::Form { writer: Some(writer), is_stream } => {
+            Output::Formatted { writer: Some(writer), is_stream } => {
                 let sink: &mut dyn EventSink = if *is_stream { chunks } else { &mut NoEvents };
                 writer.update(Update::Started, sink);
             }
-            Output::Whole { .. } | Output::Form { writer: None, .. } => {}
+            Output::Whole { .. } | Output::Formatted { writer: None, .. } => {}
         }
         self.completions.requests.insert(id, (completion, index));
         Ok(id.0)

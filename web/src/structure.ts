@@ -21,7 +21,7 @@ export interface Wanted {
 }
 
 /** Forms by the names of {@link Structure}. */
-const FORMS = {
+const GRAMMARS = {
   json: (param: string, value: unknown) => ({ schema: value === true ? { type: "object" } : parsed(param, value) }),
   regex: (_: string, value: unknown) => ({ regex: value }),
   choice: (_: string, value: unknown) => ({ choice: value }),
@@ -45,10 +45,10 @@ export function ofOption(structure: Structure | undefined): Wanted | undefined {
   if (structure === undefined) return undefined;
   const named = Object.entries(structure).filter(([, value]) => value !== undefined);
   const [kind, value] = named[0] ?? [""];
-  if (named.length !== 1 || !Object.hasOwn(FORMS, kind))
+  if (named.length !== 1 || !Object.hasOwn(GRAMMARS, kind))
     throw refuse(`structure has ${named.map(([name]) => name).join(", ") || "nothing"}, expected one of json, regex, choice and grammar`);
   const param = `structure.${kind}`;
-  return { json: JSON.stringify({ form: FORMS[kind as keyof typeof FORMS](param, value) }), param };
+  return { json: JSON.stringify({ grammar: GRAMMARS[kind as keyof typeof GRAMMARS](param, value) }), param };
 }
 
 /** The parts of a request that say what the answer is: as OpenAI, llama-server and vLLM have them, and the server. */

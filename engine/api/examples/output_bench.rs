@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use serde_json::json;
-use starling_api::output::{FORMS, FormNames, ModelForms, OutputPlan};
+use starling_api::output::{CALL_SYNTAXES, ModelSyntax, OutputPlan, SyntaxNames};
 use starling_api::tools::CallIds;
 
 const N_TOKENS: usize = 200_000;
@@ -21,8 +21,8 @@ fn main() {
         text.trim().repeat(N_TOKENS)
     );
     let measure = |label: &str, form: &str, text: &str| {
-        let names = FormNames { calls: Some(form), reasoning: Some("think") };
-        let plan = OutputPlan::new(ModelForms::default(), names).tools(tools.clone().into(), CallIds::default());
+        let names = SyntaxNames { calls: Some(form), reasoning: Some("think") };
+        let plan = OutputPlan::new(ModelSyntax::default(), names).tools(tools.clone().into(), CallIds::default());
         let text = text.repeat(4 * N_TOKENS / text.len() + 1);
         let mut parser = plan.parser(0);
         let (mut n_pieces, start) = (0, Instant::now());
@@ -35,7 +35,7 @@ fn main() {
             start.elapsed().as_secs_f64() * 1e9 / N_TOKENS as f64
         );
     };
-    FORMS.iter().for_each(|form| measure(form.name, form.name, text));
+    CALL_SYNTAXES.iter().for_each(|form| measure(form.name, form.name, text));
     measure("hermes, calls", "hermes", call);
     measure("hermes, one argument", "hermes", &argument);
     measure("hermes, reasoning", "hermes", &format!("<think>{}", text.repeat(4 * N_TOKENS / text.len() + 1)));

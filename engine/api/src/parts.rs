@@ -1,5 +1,5 @@
 //! Parts of an answer in their order, and the writer that all chat APIs but OpenAI's chat completions share: an API only
-//! says how it writes a start, a part and the end ([`AnswerForm`]).
+//! says how it writes a start, a part and the end ([`WireFormat`]).
 
 use starling::engine::FinishReason;
 
@@ -27,7 +27,7 @@ pub enum Part {
 }
 
 /// How one API writes an answer.
-pub trait AnswerForm {
+pub trait WireFormat {
     /// The request left the queue.
     fn start(&mut self, sink: &mut dyn EventSink);
 
@@ -49,20 +49,20 @@ pub trait AnswerForm {
     }
 }
 
-/// Writes one answer by an [`AnswerForm`].
+/// Writes one answer by an [`WireFormat`].
 #[derive(Debug)]
 pub struct AnswerWriter<F> {
     parser: OutputParser,
     answer: Answer,
-    form: F,
+    format: F,
     /// Whether the last token is one of reasoning.
     is_reasoning: bool,
 }
 
-impl<F: AnswerForm> AnswerWriter<F> {
+impl<F: WireFormat> AnswerWriter<F> {
     /// A writer without parts yet.
-    pub fn new(parser: OutputParser, form: F) -> AnswerWriter<F> {
-        AnswerWriter { parser, answer: Answer::default(), form, is_reasoning: false }
+    pub fn new(parser: OutputParser, format: F) -> AnswerWriter<F> {
+        AnswerWriter { parser, answer: Answer::default(), format, is_reasoning: false }
     }
 
     /// The answer so far.
@@ -70,28 +70,28 @@ impl<F: AnswerForm> AnswerWriter<F> {
         &self.answer
     }
 
-    /// The form, for a response that is written whole.
-    pub fn into_form(self) -> F {
-        self.form
+    /// The format, for a response that is written whole.
+    pub fn into_format(self) -> F {
+        self.format
     }
 
     fn pieces(&mut self, pieces: Vec<Piece>, sink: &mut dyn EventSink) {
         for piece in pieces {
             match piece {
-                Piece::Content(text) => self.form.part(Part::Text(text), sink),
-                Piece::Reasoning(text) => self.form.part(Part::Reasoning(text), sink),
-                Piece::Call { call, is_complete } => self.form.part(Part::Call { call, is_complete }, sink),
+                Piece::Content(text) => self.format.part(Part::Text(text), sink),
+                Piece::Reasoning(text) => self.format.part(Part::Reasoning(text), sink),
+                Piece::Call { call, is_complete } => self.format.part(Part::Call { call, is_complete }, sink),
             }
         }
     }
 }
 
-impl<F: AnswerForm> StreamWriter for AnswerWriter<F> {
+impl<F: WireFormat> StreamWriter for AnswerWriter<F> {
     fn update(&mut self, _: usize, update: Update, sink: &mut dyn EventSink) -> bool {
         let mut end = None;
         match &update {
-            Update::Started => self.form.start(sink),
-            Update::Prefilled { n_cached, .. } => self.form.prefilled(*n_cached),
+            Update::Started => self.format.start(sink),
+            Update::Prefilled { n_cached, .. } => self.format.prefilled(*n_cached),
             Update::Token { text, .. } => {
                 let (pieces, is_reasoning) = self.parser.push_token(text);
                 self.is_reasoning = is_reasoning;
@@ -114,16 +114,16 @@ impl<F: AnswerForm> StreamWriter for AnswerWriter<F> {
         }
         let rest = self.parser.finish(is_truncated(end));
         self.pieces(rest, sink);
-        self.form.finish(&self.answer, sink);
+        self.format.finish(&self.answer, sink);
         true
     }
 
     fn keep_alive(&mut self, sink: &mut dyn EventSink) -> bool {
-        self.form.keep_alive(sink)
+        self.format.keep_alive(sink)
     }
 
     fn fail(&mut self, error: &ErrorBody, sink: &mut dyn EventSink) {
-        self.form.fail(error, sink);
+        self.format.fail(error, sink);
     }
 }
 
@@ -143,14 +143,14 @@ pub fn stop_string<'a>(answer: &Answer, stops: &'a [String]) -> Option<&'a str> 
 #[cfg(test)]
 pub(crate) mod testing {
     use super::*;
-    use crate::output::{FormNames, ModelForms, OutputPlan};
+    use crate::output::{ModelSyntax, OutputPlan, SyntaxNames};
     use crate::tools::CallIds;
     use serde_json::Value;
 
     /// A parser of calls as Hermes writes them.
     pub(crate) fn hermes() -> OutputParser {
-        let names = FormNames { calls: Some("hermes"), reasoning: None };
-        OutputPlan::new(ModelForms::default(), names).tools([].into(), CallIds::new(1)).parser(0)
+        let names = SyntaxNames { calls: Some("hermes"), reasoning: None };
+        OutputPlan::new(ModelSyntax::default(), names).tools([].into(), CallIds::new(1)).parser(0)
     }
 
     /// A parser that takes all text as content.
@@ -182,12 +182,12 @@ pub(crate) mod testing {
         updates
     }
 
-    /// The events of a stream of these updates, and the form at its end.
-    pub(crate) fn run<F: AnswerForm>(mut writer: AnswerWriter<F>, updates: &[Update]) -> (Events, F) {
+    /// The events of a stream of these updates, and the format at its end.
+    pub(crate) fn run<F: WireFormat>(mut writer: AnswerWriter<F>, updates: &[Update]) -> (Events, F) {
         let mut events = Events::default();
         for (i, update) in updates.iter().enumerate() {
             assert_eq!(writer.update(0, update.clone(), &mut events), i + 1 == updates.len());
         }
-        (events, writer.into_form())
+        (events, writer.into_format())
     }
 }

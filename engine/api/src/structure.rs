@@ -1,16 +1,16 @@
 //! Output constraints of a request, by the names of OpenAI, llama-server and vLLM.
 
 use serde::Deserialize;
-#[cfg(feature = "forms")]
+#[cfg(feature = "grammar-sources")]
 use serde::Serialize;
 use serde_json::Value;
-#[cfg(feature = "forms")]
-use starling::form::Form;
+#[cfg(feature = "grammar-sources")]
+use starling::grammar_source::GrammarSource;
 #[cfg(feature = "structure")]
 use starling::structure::{CallsPart, StructureError};
 
 use crate::error::ApiError;
-#[cfg(feature = "forms")]
+#[cfg(feature = "grammar-sources")]
 use crate::tools::{AllowedCalls, RenderedTools};
 
 /// Output constraint; at most one of these fields. A schema is enforced, strict or not. A keyword that cannot be enforced is
@@ -84,24 +84,24 @@ impl OutputConstraint {
     ///
     /// # Errors
     /// A field that defines no form, or two fields that define one.
-    #[cfg(feature = "forms")]
-    pub fn form(self) -> Result<Option<(String, Form)>, ApiError> {
-        let response_format = self.response_format.map(ResponseFormat::form).transpose()?.flatten();
+    #[cfg(feature = "grammar-sources")]
+    pub fn source(self) -> Result<Option<(String, GrammarSource)>, ApiError> {
+        let response_format = self.response_format.map(ResponseFormat::source).transpose()?.flatten();
         let outputs = self.structured_outputs.unwrap_or_default();
-        let lark = |text| Form::Lark(text, Vec::new());
+        let lark = |text| GrammarSource::Lark(text, Vec::new());
         let is_object = outputs.json_object == Some(true);
         let forms = [
             response_format,
             schema("json_schema", self.json_schema)?,
             named("grammar", self.grammar.map(lark)),
             schema("structured_outputs.json", outputs.json)?,
-            named("structured_outputs.regex", outputs.regex.map(Form::Regex)),
-            named("structured_outputs.choice", outputs.choice.map(Form::Choice)),
+            named("structured_outputs.regex", outputs.regex.map(GrammarSource::Regex)),
+            named("structured_outputs.choice", outputs.choice.map(GrammarSource::Choice)),
             named("structured_outputs.grammar", outputs.grammar.map(lark)),
-            named("structured_outputs.json_object", is_object.then(Form::object)),
+            named("structured_outputs.json_object", is_object.then(GrammarSource::object)),
             schema("guided_json", self.guided_json)?,
-            named("guided_regex", self.guided_regex.map(Form::Regex)),
-            named("guided_choice", self.guided_choice.map(Form::Choice)),
+            named("guided_regex", self.guided_regex.map(GrammarSource::Regex)),
+            named("guided_choice", self.guided_choice.map(GrammarSource::Choice)),
             named("guided_grammar", self.guided_grammar.map(lark)),
         ];
         let mut forms = forms.into_iter().flatten();
@@ -116,30 +116,30 @@ impl OutputConstraint {
     }
 }
 
-#[cfg(feature = "forms")]
-fn named(param: &str, form: Option<Form>) -> Option<(String, Form)> {
-    form.map(|form| (param.into(), form))
+#[cfg(feature = "grammar-sources")]
+fn named(param: &str, source: Option<GrammarSource>) -> Option<(String, GrammarSource)> {
+    source.map(|source| (param.into(), source))
 }
 
 /// Parses a schema, given as an object or as a string of JSON.
-#[cfg(feature = "forms")]
-fn schema(param: &str, value: Option<Value>) -> Result<Option<(String, Form)>, ApiError> {
+#[cfg(feature = "grammar-sources")]
+fn schema(param: &str, value: Option<Value>) -> Result<Option<(String, GrammarSource)>, ApiError> {
     let value = match value {
         None => return Ok(None),
         Some(Value::String(text)) => serde_json::from_str(&text)
             .map_err(|e| ApiError::param(param, format!("{param} is a string that is not JSON: {e}")))?,
         Some(value) => value,
     };
-    Ok(named(param, Some(Form::Schema(value))))
+    Ok(named(param, Some(GrammarSource::Schema(value))))
 }
 
-#[cfg(feature = "forms")]
+#[cfg(feature = "grammar-sources")]
 impl ResponseFormat {
-    fn form(self) -> Result<Option<(String, Form)>, ApiError> {
+    fn source(self) -> Result<Option<(String, GrammarSource)>, ApiError> {
         let own = schema("response_format.schema", self.schema)?;
         match self.kind.as_str() {
             "text" => Ok(None),
-            "json_object" => Ok(own.or_else(|| named("response_format", Some(Form::object())))),
+            "json_object" => Ok(own.or_else(|| named("response_format", Some(GrammarSource::object())))),
             "json_schema" => {
                 let given = self.json_schema.and_then(|named| named.schema);
                 let param = "response_format.json_schema.schema";
@@ -155,23 +155,23 @@ impl ResponseFormat {
 }
 
 /// The constraint of an answer, before it is compiled. Its JSON is what the grammar module of the page takes.
-#[cfg(feature = "forms")]
+#[cfg(feature = "grammar-sources")]
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ConstraintPlan {
     /// An output constraint without tool calls.
-    Form(FormPlan),
+    Grammar(GrammarPlan),
     /// Tool calls, or either tool calls or an output constraint.
     Calls(AllowedCalls),
 }
 
 /// An output constraint, and the request field that defines it.
-#[cfg(feature = "forms")]
+#[cfg(feature = "grammar-sources")]
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(transparent)]
-pub struct FormPlan {
+pub struct GrammarPlan {
     /// The output constraint.
-    pub form: Form,
+    pub source: GrammarSource,
     /// Path of the field.
     #[serde(skip)]
     pub param: String,
@@ -181,17 +181,17 @@ pub struct FormPlan {
 ///
 /// # Errors
 /// If a call is forced and there is an output constraint too.
-#[cfg(feature = "forms")]
+#[cfg(feature = "grammar-sources")]
 pub fn constraint_plan(
-    form: Option<(String, Form)>,
+    source: Option<(String, GrammarSource)>,
     tools: &mut RenderedTools,
 ) -> Result<Option<ConstraintPlan>, ApiError> {
-    match (form, tools.calls.take()) {
+    match (source, tools.calls.take()) {
         (Some((param, _)), _) if tools.is_forced => {
             Err(ApiError::param(&param, format!("{param} is given, but tool_choice asks for a call")))
         }
-        (Some(form), Some(calls)) => Ok(Some(ConstraintPlan::Calls(AllowedCalls { answer: Some(form), ..calls }))),
-        (Some((param, form)), None) => Ok(Some(ConstraintPlan::Form(FormPlan { form, param }))),
+        (Some(source), Some(calls)) => Ok(Some(ConstraintPlan::Calls(AllowedCalls { answer: Some(source), ..calls }))),
+        (Some((param, source)), None) => Ok(Some(ConstraintPlan::Grammar(GrammarPlan { source, param }))),
         (None, Some(calls)) if tools.is_constrained => Ok(Some(ConstraintPlan::Calls(calls))),
         (None, _) => Ok(None),
     }
@@ -215,7 +215,7 @@ pub fn compile_error(param: &str, e: &StructureError) -> ApiError {
     ApiError::param(param, format!("{param}: {e}")).code(code)
 }
 
-#[cfg(not(feature = "forms"))]
+#[cfg(not(feature = "grammar-sources"))]
 impl OutputConstraint {
     /// Checks that the request has no output constraint, which this build does not enforce.
     ///

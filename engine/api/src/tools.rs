@@ -1,6 +1,6 @@
 //! Tools of a request, and the calls of an answer.
 
-#[cfg(feature = "forms")]
+#[cfg(feature = "grammar-sources")]
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use starling::chat::Json;
 use starling::engine::FinishReason;
-#[cfg(feature = "forms")]
-use starling::form::{CallStyle, Form};
+#[cfg(feature = "grammar-sources")]
+use starling::grammar_source::{CallStyle, GrammarSource};
 use starling::model::Model;
 
 use crate::error::{ApiError, quoted};
-use crate::output::{IdForm, OutputPlan};
+use crate::output::{CallIdSyntax, OutputPlan};
 
 /// Tool call of an answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -75,7 +75,7 @@ pub struct RenderedTools {
     /// The same tools, for the parser of the answers.
     pub list: Option<Arc<[Value]>>,
     /// The calls that the answer may have; `None` without tools.
-    #[cfg(feature = "forms")]
+    #[cfg(feature = "grammar-sources")]
     pub calls: Option<AllowedCalls>,
     /// Whether the answer is constrained to that grammar: a call is forced, or a tool is strict.
     pub is_constrained: bool,
@@ -84,7 +84,7 @@ pub struct RenderedTools {
 }
 
 /// Tool calls that an answer may have: the arguments of `starling::structure::Calls::with_style`.
-#[cfg(feature = "forms")]
+#[cfg(feature = "grammar-sources")]
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AllowedCalls {
     /// Tools of the request.
@@ -97,10 +97,10 @@ pub struct AllowedCalls {
     pub is_forced: bool,
     /// Whether an answer may have several calls.
     pub parallel: bool,
-    /// Form of the calls.
+    /// GrammarSource of the calls.
     pub style: Box<CallStyle>,
     /// Output constraint of an answer without calls, and the path of the request field that defines it.
-    pub answer: Option<(String, Form)>,
+    pub answer: Option<(String, GrammarSource)>,
 }
 
 /// Controls tool calls.
@@ -175,7 +175,7 @@ pub fn parse_tool_choice(
         return Ok(RenderedTools {
             tools: None,
             list: None,
-            #[cfg(feature = "forms")]
+            #[cfg(feature = "grammar-sources")]
             calls: None,
             is_constrained: false,
             is_forced: false,
@@ -204,12 +204,12 @@ pub fn parse_tool_choice(
         }
         ToolChoice::Mode(_) => (0..tools.len(), parallel),
     };
-    #[cfg(not(feature = "forms"))]
+    #[cfg(not(feature = "grammar-sources"))]
     if is_constrained {
         let _ = (callable, parallel);
         return Err(ApiError::unsupported("tools", "this build of Starling does not enforce tool calls"));
     }
-    #[cfg(feature = "forms")]
+    #[cfg(feature = "grammar-sources")]
     let calls =
         AllowedCalls { tools: tools.clone(), callable, is_forced, parallel, style: Box::default(), answer: None };
     let list = Some(Arc::from(tools.clone()));
@@ -217,7 +217,7 @@ pub fn parse_tool_choice(
     Ok(RenderedTools {
         tools: Some(tools),
         list,
-        #[cfg(feature = "forms")]
+        #[cfg(feature = "grammar-sources")]
         calls: Some(calls),
         is_constrained,
         is_forced,
@@ -262,7 +262,7 @@ impl RenderedTools {
     pub fn output(&mut self, model: &Model, plan: OutputPlan, ids: CallIds, has_schema: bool) -> OutputPlan {
         let _ = model;
         let plan = plan.schema(has_schema).enforced(self.is_constrained);
-        #[cfg(feature = "forms")]
+        #[cfg(feature = "grammar-sources")]
         if let Some(calls) = &mut self.calls {
             *calls.style = plan.call_style(&model.tokenizer);
         }
@@ -356,12 +356,12 @@ impl CallIds {
     }
 
     /// The ID of the call `call` of the function `name`.
-    pub(crate) fn id(self, call: usize, form: IdForm, name: &str) -> String {
+    pub(crate) fn id(self, call: usize, source: CallIdSyntax, name: &str) -> String {
         let number = self.first.wrapping_add(call as u128);
-        match form {
-            IdForm::Hex => format!("call_{number:032x}"),
-            IdForm::Named => format!("functions.{name}:{call}"),
-            IdForm::Nine => {
+        match source {
+            CallIdSyntax::Hex => format!("call_{number:032x}"),
+            CallIdSyntax::Named => format!("functions.{name}:{call}"),
+            CallIdSyntax::Nine => {
                 // all bits of the number reach the digits
                 let mixed = (number ^ number >> 64).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
                 let mut rest = mixed ^ mixed >> 67;
@@ -401,14 +401,14 @@ mod tests {
 
     #[test]
     fn call_ids_are_distinct() {
-        for form in [IdForm::Hex, IdForm::Nine] {
+        for source in [CallIdSyntax::Hex, CallIdSyntax::Nine] {
             let ids = [0, u128::MAX << 100, 1 << 64].map(CallIds::new);
             let choices = ids.iter().flat_map(|ids| (0..3).map(|choice| ids.choice(choice)));
-            let all: Vec<String> = choices.flat_map(|ids| (0..3).map(move |call| ids.id(call, form, "f"))).collect();
-            let n = if form == IdForm::Hex { "call_".len() + 32 } else { 9 };
+            let all: Vec<String> = choices.flat_map(|ids| (0..3).map(move |call| ids.id(call, source, "f"))).collect();
+            let n = if source == CallIdSyntax::Hex { "call_".len() + 32 } else { 9 };
             assert!(all.iter().all(|id| id.len() == n), "{all:?}");
             assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len(), "{all:?}");
         }
-        assert_eq!(CallIds::default().id(2, IdForm::Named, "f"), "functions.f:2");
+        assert_eq!(CallIds::default().id(2, CallIdSyntax::Named, "f"), "functions.f:2");
     }
 }

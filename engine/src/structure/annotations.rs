@@ -122,7 +122,7 @@ fn collect(schema: &Value, found: &mut Vec<String>) {
 mod tests {
     use serde_json::json;
 
-    use super::super::Form;
+    use super::super::GrammarSource;
     use super::super::tests::match_text;
     use super::*;
 
@@ -143,9 +143,9 @@ mod tests {
             (json!({ "type": "integer", "format": "int32" }), "1", "\"x\""),
             (json!({ "format": "int32" }), "1", "x"),
         ] {
-            let form = Form::Schema(schema.clone());
-            assert_eq!(match_text(&form, text), Some(true), "{schema}");
-            assert_eq!(match_text(&form, wrong), None, "{schema}");
+            let source = GrammarSource::Schema(schema.clone());
+            assert_eq!(match_text(&source, text), Some(true), "{schema}");
+            assert_eq!(match_text(&source, wrong), None, "{schema}");
         }
         // those that restrict are kept, and refused by name
         for (schema, keyword) in [
@@ -159,7 +159,7 @@ mod tests {
         ] {
             let structures = super::super::Structures::new(super::super::Limits::DEFAULT);
             let words = || super::super::tests::bytes_vocabulary();
-            let error = structures.constraint(&words, &Form::Schema(schema.clone())).expect_err("a keyword");
+            let error = structures.constraint(&words, &GrammarSource::Schema(schema.clone())).expect_err("a keyword");
             assert!(error.to_string().contains(keyword), "{schema}: {error}");
         }
     }
@@ -174,8 +174,8 @@ mod tests {
         assert_eq!(unenforced(&schema), ["format=phone", "format=int64", "contentEncoding"]);
         for format in FORMATS {
             assert!(unenforced(&json!({ "type": "string", "format": format })).is_empty());
-            let form = Form::Schema(json!({ "type": "string", "format": format }));
-            assert!(match_text(&form, "\"").is_some(), "{format}");
+            let source = GrammarSource::Schema(json!({ "type": "string", "format": format }));
+            assert!(match_text(&source, "\"").is_some(), "{format}");
         }
     }
 }

@@ -8,8 +8,8 @@ use core::ops::Range;
 
 use serde_json::{Value, json};
 
-use super::{Form, literal};
-use crate::form::{CallStyle, ParamStyle, ValueSchema};
+use super::{GrammarSource, literal};
+use crate::grammar_source::{CallStyle, ParamStyle, ValueSchema};
 
 /// Name of the grammar of answers without calls.
 pub(super) const ANSWER: &str = "answer";
@@ -176,7 +176,7 @@ impl Calls {
     }
 
     /// The constraint of an answer: calls, with text around them unless they are forced.
-    pub fn form(&self) -> Form {
+    pub fn source(&self) -> GrammarSource {
         let open = self.text(&self.style.open);
         let start = match (self.is_forced, self.parallel) {
             (true, _) => format!("start: calls\n{}", self.only_calls()),
@@ -189,10 +189,10 @@ impl Calls {
     }
 
     /// The constraint of an answer that consists of calls only, or is of the form `answer`.
-    pub fn or(&self, answer: Form) -> Form {
+    pub fn or(&self, answer: GrammarSource) -> GrammarSource {
         let start = format!("start: calls | @{ANSWER}\n{}", self.only_calls());
         match self.lark(&start) {
-            Form::Lark(text, schemas) => Form::LarkOr(text, schemas, Box::new(answer)),
+            GrammarSource::Lark(text, schemas) => GrammarSource::LarkOr(text, schemas, Box::new(answer)),
             other => other,
         }
     }
@@ -224,8 +224,8 @@ impl Calls {
         format!("{}rest: REST\nREST: {rest}\n", until("head", open))
     }
 
-    fn lark(&self, start: &str) -> Form {
-        Form::Lark(format!("{start}\n{}", self.rules), self.parts.clone())
+    fn lark(&self, start: &str) -> GrammarSource {
+        GrammarSource::Lark(format!("{start}\n{}", self.rules), self.parts.clone())
     }
 
     /// For each callable tool, its index in the request and the schema of its arguments.
@@ -285,8 +285,8 @@ mod tests {
     use super::super::tests::match_text;
     use super::*;
 
-    fn form(is_forced: bool, parallel: bool) -> Form {
-        calls(is_forced, parallel).form()
+    fn source(is_forced: bool, parallel: bool) -> GrammarSource {
+        calls(is_forced, parallel).source()
     }
 
     fn calls(is_forced: bool, parallel: bool) -> Calls {
@@ -305,18 +305,19 @@ mod tests {
             format!("<tool_call>\n{{\"name\": \"weather\", \"arguments\": {arguments}}}\n</tool_call>")
         };
         let (oslo, rome) = (call(r#"{"city": "Oslo"}"#), call(r#"{"city": "Rome"}"#));
-        let schema =
-            Form::Schema(json!({ "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"],
-            "additionalProperties": false }));
+        let schema = GrammarSource::Schema(
+            json!({ "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"],
+            "additionalProperties": false }),
+        );
         let forms = [
             (schema, "{\"n\": 12}", "{\"n\": tr"),
-            (Form::Regex("[0-9]{2}".into()), "12", "123"),
-            (Form::Choice(Vec::from(["yes".into(), "no".into()])), "no", "nn"),
-            (Form::Lark("start: A \"!\"\nA: /[a-z]+/".into(), Vec::new()), "ab!", "ab1"),
+            (GrammarSource::Regex("[0-9]{2}".into()), "12", "123"),
+            (GrammarSource::Choice(Vec::from(["yes".into(), "no".into()])), "no", "nn"),
+            (GrammarSource::Lark("start: A \"!\"\nA: /[a-z]+/".into(), Vec::new()), "ab!", "ab1"),
         ];
         for (answer, good, bad) in forms {
             for parallel in [true, false] {
-                let form = calls(false, parallel).or(answer.clone());
+                let source = calls(false, parallel).or(answer.clone());
                 let both = format!("{oslo}\n{oslo}");
                 for (text, expected) in [
                     (good, Some(true)),
@@ -329,7 +330,7 @@ mod tests {
                     (&format!("{oslo}{good}"), None),
                     (&format!("{good}{oslo}"), None),
                 ] {
-                    assert_eq!(match_text(&form, text), expected, "{answer:?} {parallel} {text}");
+                    assert_eq!(match_text(&source, text), expected, "{answer:?} {parallel} {text}");
                 }
             }
         }
@@ -363,7 +364,7 @@ mod tests {
             (false, true, &format!("So: {rome}"), None),
             (false, true, &format!("So: {other}"), None),
         ] {
-            assert_eq!(match_text(&form(is_forced, parallel), text), expected, "{is_forced} {parallel} {text}");
+            assert_eq!(match_text(&source(is_forced, parallel), text), expected, "{is_forced} {parallel} {text}");
         }
     }
 
@@ -408,8 +409,8 @@ mod tests {
             (&pairs, "<c>call:f{a:<q>one <q> two<q>,b:\"x\"}</c>".into(), Some(true)),
             (&pairs, "<c>call:f{a:<q>one<q>,two<q>,b:\"x\"}</c>".into(), None),
         ] {
-            let form = Calls::with_style(style.clone(), &tools, 0..1, true, false).form();
-            assert_eq!(match_text(&form, &text), expected, "{text}");
+            let source = Calls::with_style(style.clone(), &tools, 0..1, true, false).source();
+            assert_eq!(match_text(&source, &text), expected, "{text}");
         }
     }
 }

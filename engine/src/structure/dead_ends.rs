@@ -194,7 +194,7 @@ fn is_in_string(text: &[u8]) -> bool {
 fn check(schema: &Value, rng: &mut TestRng) -> Result<bool, String> {
     let structures = Structures::new(Limits::DEFAULT);
     let constraint: Result<Arc<dyn Constraint>, _> =
-        structures.constraint(&bytes_vocabulary, &Form::Schema(schema.clone()));
+        structures.constraint(&bytes_vocabulary, &GrammarSource::Schema(schema.clone()));
     let Ok(constraint) = constraint else { return Ok(false) };
     for _ in 0..3 {
         let text = random_answer(&*constraint, rng)?;

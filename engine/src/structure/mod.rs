@@ -34,7 +34,7 @@ use llguidance::{ParserFactory, TokenParser};
 use serde_json::{Value, json};
 
 pub use self::calls::Calls;
-pub use crate::form::Form;
+pub use crate::grammar_source::GrammarSource;
 use crate::sampler::{Constraint, ConstraintError};
 use crate::tokenizer::CONTROL_MARK;
 
@@ -130,9 +130,9 @@ impl Structures {
     pub fn constraint(
         &self,
         vocabulary: &dyn Fn() -> Vec<u8>,
-        form: &Form,
+        source: &GrammarSource,
     ) -> Result<Arc<dyn Constraint>, StructureError> {
-        self.constraint_unless(vocabulary, form, &AtomicBool::new(false))
+        self.constraint_unless(vocabulary, source, &AtomicBool::new(false))
     }
 
     /// As [`Structures::constraint`], until `stop` is set, which is checked between the steps of the compilation.
@@ -142,16 +142,16 @@ impl Structures {
     pub fn constraint_unless(
         &self,
         vocabulary: &dyn Fn() -> Vec<u8>,
-        form: &Form,
+        source: &GrammarSource,
         stop: &AtomicBool,
     ) -> Result<Arc<dyn Constraint>, StructureError> {
         let go_on = || if stop.load(Ordering::Relaxed) { Err(StructureError::Stopped) } else { Ok(()) };
         go_on()?;
-        let (found, most) = (form.len_bytes(), self.limits.bytes);
+        let (found, most) = (source.len_bytes(), self.limits.bytes);
         if found > most {
             return Err(StructureError::TooLong { found, most });
         }
-        let grammar = form.grammar()?;
+        let grammar = source.grammar()?;
         go_on()?;
         let factory = self.factory.get_or_init(|| parser_factory(&vocabulary(), self.limits)).as_ref();
         let mut parser =
@@ -180,7 +180,7 @@ impl Structures {
         &self,
         vocabulary: &dyn Fn() -> Vec<u8>,
         calls: &Calls,
-        answer: Option<&Form>,
+        answer: Option<&GrammarSource>,
     ) -> Result<Arc<dyn Constraint>, (CallsPart, StructureError)> {
         self.calls_unless(vocabulary, calls, answer, &AtomicBool::new(false))
     }
@@ -193,10 +193,10 @@ impl Structures {
         &self,
         vocabulary: &dyn Fn() -> Vec<u8>,
         calls: &Calls,
-        answer: Option<&Form>,
+        answer: Option<&GrammarSource>,
         stop: &AtomicBool,
     ) -> Result<Arc<dyn Constraint>, (CallsPart, StructureError)> {
-        let whole = answer.map_or_else(|| calls.form(), |answer| calls.or(answer.clone()));
+        let whole = answer.map_or_else(|| calls.source(), |answer| calls.or(answer.clone()));
         let error = match self.constraint_unless(vocabulary, &whole, stop) {
             Ok(constraint) => return Ok(constraint),
             Err(error) => error,
@@ -209,7 +209,7 @@ impl Structures {
             self.constraint_unless(vocabulary, answer, stop).map_err(|e| (CallsPart::Answer, e))?;
         }
         for (i, schema) in calls.schemas() {
-            let schema = Form::Schema(schema.clone());
+            let schema = GrammarSource::Schema(schema.clone());
             self.constraint_unless(vocabulary, &schema, stop).map_err(|e| (CallsPart::Tool(*i), e))?;
         }
         Err((CallsPart::Tools, error))
@@ -231,15 +231,17 @@ fn invalid(message: &str) -> StructureError {
     StructureError::Invalid(shorten(message))
 }
 
-impl Form {
+impl GrammarSource {
     /// Size of its text in bytes, for [`Limits::bytes`].
     fn len_bytes(&self) -> usize {
         match self {
-            Form::Schema(schema) => schema.to_string().len(),
-            Form::Regex(text) => text.len(),
-            Form::Choice(texts) => texts.iter().map(|text| text.len() + 1).sum(),
-            Form::Lark(text, schemas) => text.len() + schemas.iter().map(|s| s.to_string().len()).sum::<usize>(),
-            Form::LarkOr(text, schemas, answer) => {
+            GrammarSource::Schema(schema) => schema.to_string().len(),
+            GrammarSource::Regex(text) => text.len(),
+            GrammarSource::Choice(texts) => texts.iter().map(|text| text.len() + 1).sum(),
+            GrammarSource::Lark(text, schemas) => {
+                text.len() + schemas.iter().map(|s| s.to_string().len()).sum::<usize>()
+            }
+            GrammarSource::LarkOr(text, schemas, answer) => {
                 text.len() + schemas.iter().map(|s| s.to_string().len()).sum::<usize>() + answer.len_bytes()
             }
         }
@@ -249,24 +251,24 @@ impl Form {
     pub fn unenforced(&self) -> Vec<String> {
         let of = |schemas: &[Value]| schemas.iter().flat_map(annotations::unenforced).collect::<Vec<_>>();
         match self {
-            Form::Schema(schema) => annotations::unenforced(schema),
-            Form::Regex(_) | Form::Choice(_) => Vec::new(),
-            Form::Lark(_, schemas) => of(schemas),
-            Form::LarkOr(_, schemas, answer) => [of(schemas), answer.unenforced()].concat(),
+            GrammarSource::Schema(schema) => annotations::unenforced(schema),
+            GrammarSource::Regex(_) | GrammarSource::Choice(_) => Vec::new(),
+            GrammarSource::Lark(_, schemas) => of(schemas),
+            GrammarSource::LarkOr(_, schemas, answer) => [of(schemas), answer.unenforced()].concat(),
         }
     }
 
     fn grammar(&self) -> Result<TopLevelGrammar, StructureError> {
         Ok(match self {
-            Form::Schema(schema) => TopLevelGrammar::from_json_schema(prepare_schema(schema)?),
-            Form::Regex(text) if text.is_empty() => return Err(invalid("is empty")),
-            Form::Regex(text) => TopLevelGrammar::from_regex(text),
-            Form::Choice(texts) if texts.is_empty() => return Err(invalid("has no texts")),
-            Form::Choice(texts) => {
+            GrammarSource::Schema(schema) => TopLevelGrammar::from_json_schema(prepare_schema(schema)?),
+            GrammarSource::Regex(text) if text.is_empty() => return Err(invalid("is empty")),
+            GrammarSource::Regex(text) => TopLevelGrammar::from_regex(text),
+            GrammarSource::Choice(texts) if texts.is_empty() => return Err(invalid("has no texts")),
+            GrammarSource::Choice(texts) => {
                 let texts: Vec<String> = texts.iter().map(|text| literal(text)).collect();
                 TopLevelGrammar::from_lark(format!("start: CHOICE\nCHOICE: {}", texts.join(" | ")))
             }
-            Form::Lark(text, schemas) => {
+            GrammarSource::Lark(text, schemas) => {
                 if gbnf_line(text).is_some() {
                     let text = gbnf::lark(text).map_err(|e| invalid(&format!("is no valid GBNF: {e}")))?;
                     return Ok(TopLevelGrammar::from_lark(text));
@@ -274,7 +276,7 @@ impl Form {
                 intersections::check_lark(text)?;
                 lark(text, schemas)?
             }
-            Form::LarkOr(text, schemas, answer) => {
+            GrammarSource::LarkOr(text, schemas, answer) => {
                 let mut whole = lark(text, schemas)?;
                 // of the answer's grammars, the first is its start; callers' forms have only one
                 let answer = answer.grammar()?.grammars.into_iter().take(1);

@@ -8,7 +8,7 @@ use std::fs;
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::{Calls, Form, Limits, Structures};
+use super::{Calls, GrammarSource, Limits, Structures};
 use crate::draft::Speculation;
 use crate::engine::{Engine, EngineOptions, Event, Request};
 use crate::kernels::Cpu;
@@ -40,12 +40,12 @@ fn constraints(model: &Model) -> Vec<Arc<dyn Constraint>> {
     let list = json!({ "type": "array", "items": { "type": "boolean" }, "minItems": 3, "maxItems": 30 });
     let lark = "start: line+\nline: NAME \" = \" NUMBER \";\\n\"\nNAME: /[a-z]{1,6}/\nNUMBER: /[0-9]{1,3}/\n";
     let forms = [
-        Form::Schema(person),
-        Form::Schema(list),
-        Form::Lark(lark.into(), Vec::new()),
-        Form::Regex("(Once upon a time, (Tom|Lily|Ben)[a-z ]{1,20}\\. ){1,3}".into()),
+        GrammarSource::Schema(person),
+        GrammarSource::Schema(list),
+        GrammarSource::Lark(lark.into(), Vec::new()),
+        GrammarSource::Regex("(Once upon a time, (Tom|Lily|Ben)[a-z ]{1,20}\\. ){1,3}".into()),
     ];
-    let mut all: Vec<_> = forms.iter().map(|form| structures.constraint(&words, form).expect("a form")).collect();
+    let mut all: Vec<_> = forms.iter().map(|source| structures.constraint(&words, source).expect("a form")).collect();
     let parameters = json!({ "type": "object", "properties": { "city": { "type": "string" } }, "required": ["city"] });
     let tools = ["weather", "map"]
         .map(|name| json!({ "type": "function", "function": { "name": name, "parameters": parameters } }));
@@ -107,11 +107,11 @@ fn drafts_change_nothing_of_structured_output() {
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(24));
     let accepted = core::cell::RefCell::new(&mut n_accepted);
     let checked = runner.run(&(cases, 1usize..12), |(cases, max)| {
-        let request = |(form, seed, temperature, max_tokens): &(usize, u64, f32, usize), max| {
+        let request = |(source, seed, temperature, max_tokens): &(usize, u64, f32, usize), max| {
             let options = EncodeOptions { add_special: true, parse_special: false };
             let tokens = target.tokenizer.encode("Tell me about Tom and his dog as JSON: {\"name\": \"", options);
             let sampling = SamplingOptions { seed: *seed, temperature: *temperature, ..SamplingOptions::default() };
-            let constraint = Some(Arc::clone(&constraints[*form]));
+            let constraint = Some(Arc::clone(&constraints[*source]));
             let speculation = Speculation { max, ..Speculation::default() };
             Request { sampling, constraint, speculation, max_tokens: Some(*max_tokens), ..Request::new(tokens) }
         };

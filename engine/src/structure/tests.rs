@@ -1,10 +1,10 @@
 use super::*;
 
 /// `Some(true)` for a text of the form, `Some(false)` for the beginning of one, `None` for any other.
-pub(crate) fn match_text(form: &Form, text: &str) -> Option<bool> {
+pub(crate) fn match_text(source: &GrammarSource, text: &str) -> Option<bool> {
     let vocabulary = ApproximateTokEnv::single_byte_env();
     let mut factory = ParserFactory::new_simple(&vocabulary).expect("a factory");
-    let mut parser = factory.quiet().create_parser(form.grammar().expect("a grammar")).expect("a parser");
+    let mut parser = factory.quiet().create_parser(source.grammar().expect("a grammar")).expect("a parser");
     parser.start_without_prompt();
     let bytes: Vec<u32> = text.bytes().map(u32::from).collect();
     let n_valid = parser.validate_tokens_raw(&bytes).expect("a count");
@@ -37,35 +37,36 @@ fn a_stopped_compilation_ends_at_its_next_step() {
         bytes_vocabulary()
     };
     let structures = Structures::new(Limits::DEFAULT);
-    let stopped =
-        |form: Form| matches!(structures.constraint_unless(&words, &form, &stop), Err(StructureError::Stopped));
-    assert!(stopped(Form::Regex("a+".into())) && stopped(Form::Schema(json!({ "type": "integer" }))));
+    let stopped = |source: GrammarSource| {
+        matches!(structures.constraint_unless(&words, &source, &stop), Err(StructureError::Stopped))
+    };
+    assert!(stopped(GrammarSource::Regex("a+".into())) && stopped(GrammarSource::Schema(json!({ "type": "integer" }))));
     let calls = Calls::new(&[json!({ "function": { "name": "f", "strict": true } })], 0..1, true, true);
     let result = structures.calls_unless(&words, &calls, None, &stop);
     assert!(matches!(result, Err((CallsPart::Tools, StructureError::Stopped))));
-    assert!(structures.constraint(&words, &Form::Regex("a+".into())).is_ok());
+    assert!(structures.constraint(&words, &GrammarSource::Regex("a+".into())).is_ok());
 }
 
 #[test]
 fn json_whitespace_is_limited() {
-    let form = Form::Schema(
+    let source = GrammarSource::Schema(
         json!({ "type": "object", "properties": { "a": { "type": "array" } }, "additionalProperties": false }),
     );
     for text in ["{}", "{\"a\":[1,2]}", "{ \"a\": [1, 2] }", "{\n  \"a\": [\n    1\n  ]\n}", "{\n\n\t\"a\" : []}"] {
-        assert_eq!(match_text(&form, text), Some(true), "{text}");
+        assert_eq!(match_text(&source, text), Some(true), "{text}");
     }
     for text in [" {}", "{  }", "{\n\n\n}", "{\r}", "{} ", "{\"b\": 1}"] {
-        assert_eq!(match_text(&form, text), None, "{text}");
+        assert_eq!(match_text(&source, text), None, "{text}");
     }
     let with_options =
         json!({ "x-guidance": { "whitespace_flexible": false }, "type": "array", "items": { "type": "null" } });
-    assert_eq!(match_text(&Form::Schema(with_options.clone()), "[null,null]"), Some(true));
-    assert_eq!(match_text(&Form::Schema(with_options), "[null, null]"), None);
+    assert_eq!(match_text(&GrammarSource::Schema(with_options.clone()), "[null,null]"), Some(true));
+    assert_eq!(match_text(&GrammarSource::Schema(with_options), "[null, null]"), None);
     // properties keep the order of the schema
     let ordered: Value =
         serde_json::from_str(r#"{"type": "object", "properties": {"z": true, "a": true}}"#).expect("JSON");
-    assert_eq!(match_text(&Form::Schema(ordered.clone()), r#"{"z": 1, "a": 2}"#), Some(true));
-    assert_eq!(match_text(&Form::Schema(ordered), r#"{"a": 2, "z": 1}"#), None);
+    assert_eq!(match_text(&GrammarSource::Schema(ordered.clone()), r#"{"z": 1, "a": 2}"#), Some(true));
+    assert_eq!(match_text(&GrammarSource::Schema(ordered), r#"{"a": 2, "z": 1}"#), None);
 }
 
 #[test]
@@ -85,7 +86,7 @@ fn a_key_with_escapes_does_not_bypass_its_schema() {
         (&closed, r#"{"\u0061": "x"}"#, None),
         (&json!({ "type": "object" }), r#"{"\u001b": "\u001b"}"#, Some(true)),
     ] {
-        assert_eq!(match_text(&Form::Schema(schema.clone()), text), expected, "{schema} {text}");
+        assert_eq!(match_text(&GrammarSource::Schema(schema.clone()), text), expected, "{schema} {text}");
     }
 }
 
@@ -98,17 +99,17 @@ fn a_truncated_vocabulary_is_refused() {
         vocabulary.extend(token);
     }
     vocabulary.extend(4u32.to_le_bytes());
-    let form = Form::Regex("a+b".into());
+    let source = GrammarSource::Regex("a+b".into());
     for n in 0..vocabulary.len() {
         // without the last number there is no end token, which is valid
         if n == vocabulary.len() - 4 {
             continue;
         }
-        let result = Structures::new(Limits::DEFAULT).constraint(&|| vocabulary[..n].to_vec(), &form);
+        let result = Structures::new(Limits::DEFAULT).constraint(&|| vocabulary[..n].to_vec(), &source);
         assert!(matches!(result, Err(StructureError::Vocabulary(_))), "{n} bytes: {result:?}");
     }
     let structures = Structures::new(Limits::DEFAULT);
-    let mut constraint = structures.constraint(&|| vocabulary.clone(), &form).expect("a constraint").fork();
+    let mut constraint = structures.constraint(&|| vocabulary.clone(), &source).expect("a constraint").fork();
     let allowed = |constraint: &mut dyn Constraint| {
         let mut mask = [0];
         (constraint.allow(&mut mask).expect("a mask"), mask[0] & 0b1111)

@@ -7,7 +7,7 @@ use core::ops::Range;
 use serde_json::Value;
 
 use super::{CallsPart, StructureError, Structures};
-use crate::form::CallStyle;
+use crate::grammar_source::CallStyle;
 
 impl Structures {
     /// Checks the size of the schemas of `tools[callable]` before [`Calls`](super::Calls) are made of them. The arguments are
@@ -52,7 +52,7 @@ mod tests {
 
     use super::super::Limits;
     use super::*;
-    use crate::form::ParamStyle;
+    use crate::grammar_source::ParamStyle;
 
     #[test]
     fn copies_of_definitions_count() {

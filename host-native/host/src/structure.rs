@@ -6,10 +6,10 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use serde_json::Value;
-use starling::form::CallStyle;
+use starling::grammar_source::CallStyle;
 use starling::model::Model;
 use starling::sampler::Constraint;
-use starling::structure::{Calls, CallsPart, Form, Limits, StructureError, Structures};
+use starling::structure::{Calls, CallsPart, GrammarSource, Limits, StructureError, Structures};
 
 /// Compiles constraints for one model.
 pub struct Grammars {
@@ -29,10 +29,10 @@ impl Grammars {
     pub fn constraint(
         &self,
         model: &Model,
-        form: &Form,
+        source: &GrammarSource,
         stop: &AtomicBool,
     ) -> Result<Arc<dyn Constraint>, StructureError> {
-        self.deep(|| self.structures.constraint_unless(&words(model), form, stop))?
+        self.deep(|| self.structures.constraint_unless(&words(model), source, stop))?
     }
 
     /// See [`Structures::check_tools`].
@@ -57,7 +57,7 @@ impl Grammars {
         &self,
         model: &Model,
         calls: &Calls,
-        answer: Option<&Form>,
+        answer: Option<&GrammarSource>,
         stop: &AtomicBool,
     ) -> Result<Arc<dyn Constraint>, (CallsPart, StructureError)> {
         self.deep(|| self.structures.calls_unless(&words(model), calls, answer, stop))

@@ -7,7 +7,7 @@ use starling::chat::{
 };
 use starling::model::Model;
 use starling::tokenizer::Tokenizer;
-use starling_api::output::{ModelForms, detect_forms};
+use starling_api::output::{ModelSyntax, detect_syntaxes};
 
 use crate::error::Failure;
 use crate::text_file::text_file;
@@ -43,8 +43,8 @@ impl ServedTemplate {
     }
 
     /// Forms of calls and reasoning; the default ones if the template does not parse.
-    pub fn forms(&self, tokenizer: &Tokenizer) -> ModelForms {
-        self.compiled.as_ref().map(|template| detect_forms(template, tokenizer)).unwrap_or_default()
+    pub fn forms(&self, tokenizer: &Tokenizer) -> ModelSyntax {
+        self.compiled.as_ref().map(|template| detect_syntaxes(template, tokenizer)).unwrap_or_default()
     }
 
     /// Renders a conversation; see [`ChatTemplate::render`].

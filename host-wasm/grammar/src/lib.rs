@@ -5,16 +5,16 @@ use std::ops::Range;
 
 use serde::Deserialize;
 use serde_json::Value;
-use starling::form::CallStyle;
+use starling::grammar_source::CallStyle;
 use starling::sampler::{self, ConstraintError};
-use starling::structure::{Calls, CallsPart, Form, Limits, Structures};
+use starling::structure::{Calls, CallsPart, GrammarSource, Limits, Structures};
 use wasm_bindgen::prelude::*;
 
 /// A constraint of an answer, in JSON.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum OutputConstraint {
-    Form(Form),
+    Grammar(GrammarSource),
     /// Tool calls.
     Calls {
         tools: Vec<Value>,
@@ -26,7 +26,7 @@ enum OutputConstraint {
         #[serde(default)]
         style: Box<CallStyle>,
         /// The form of an answer that calls none of them, and the part of the request that says it.
-        answer: Option<(String, Form)>,
+        answer: Option<(String, GrammarSource)>,
     },
 }
 
@@ -52,13 +52,13 @@ impl Grammars {
     pub fn constraint(&self, json: &str) -> Result<Constraint, String> {
         let words = || self.words.clone();
         let made = match serde_json::from_str(json).map_err(|e| e.to_string())? {
-            OutputConstraint::Form(form) => self.structures.constraint(&words, &form).map_err(|e| e.to_string()),
+            OutputConstraint::Grammar(source) => self.structures.constraint(&words, &source).map_err(|e| e.to_string()),
             OutputConstraint::Calls { tools, which, forced, parallel, style, answer } => {
-                let (param, form) = answer.unzip();
+                let (param, source) = answer.unzip();
                 let compile = || {
                     self.structures.check_tools(&style, &tools, which.clone(), forced)?;
                     let calls = Calls::with_style(*style, &tools, which, forced, parallel);
-                    self.structures.calls(&words, &calls, form.as_ref())
+                    self.structures.calls(&words, &calls, source.as_ref())
                 };
                 compile().map_err(|(part, e)| match part {
                     CallsPart::Tool(i) => format!("tools[{i}].function.parameters: {e}"),

@@ -10,7 +10,7 @@ use super::error::AnthropicErrorBody;
 use crate::answer::Answer;
 use crate::error::ErrorBody;
 use crate::openai::response::ResponseHead;
-use crate::parts::{AnswerForm, Part, stop_string, usage_of};
+use crate::parts::{Part, WireFormat, stop_string, usage_of};
 use crate::shared::SharedStr;
 use crate::stream::{EventSink, send};
 use crate::tools::ToolCall;
@@ -85,7 +85,7 @@ pub struct MessageUsage {
 
 /// Writes a message.
 #[derive(Debug)]
-pub struct MessageForm {
+pub struct MessageFormat {
     message: MessageResponse,
     n_prompt: usize,
     /// Stop strings of the request.
@@ -94,9 +94,9 @@ pub struct MessageForm {
     is_open: bool,
 }
 
-impl MessageForm {
+impl MessageFormat {
     /// A message without content, to a prompt of `n_prompt` tokens.
-    pub fn new(head: ResponseHead, n_prompt: usize, stops: Vec<String>) -> MessageForm {
+    pub fn new(head: ResponseHead, n_prompt: usize, stops: Vec<String>) -> MessageFormat {
         let message = MessageResponse {
             id: head.id,
             kind: "message",
@@ -107,7 +107,7 @@ impl MessageForm {
             stop_sequence: None,
             usage: MessageUsage { input_tokens: n_prompt, ..MessageUsage::default() },
         };
-        MessageForm { message, n_prompt, stops, is_open: false }
+        MessageFormat { message, n_prompt, stops, is_open: false }
     }
 
     /// The message.
@@ -168,7 +168,7 @@ impl MessageForm {
     }
 }
 
-impl AnswerForm for MessageForm {
+impl WireFormat for MessageFormat {
     fn start(&mut self, sink: &mut dyn EventSink) {
         send(sink, Some("message_start"), &json!({ "type": "message_start", "message": self.message }));
         self.keep_alive(sink);

@@ -10,7 +10,7 @@ use crate::answer::Answer;
 use crate::clock::{Clock, rfc3339};
 use crate::error::ErrorBody;
 use crate::openai::response::ResponseHead;
-use crate::parts::{AnswerForm, Part};
+use crate::parts::{Part, WireFormat};
 use crate::shared::SharedStr;
 use crate::stream::{EventSink, send};
 use crate::tools::ToolCall;
@@ -88,7 +88,7 @@ pub enum OllamaEndpoint {
 
 /// Writes an answer.
 #[derive(Debug)]
-pub struct OllamaForm<C> {
+pub struct OllamaFormat<C> {
     endpoint: OllamaEndpoint,
     model: SharedStr,
     /// Its zero is the arrival of the request.
@@ -100,10 +100,10 @@ pub struct OllamaForm<C> {
     figures: OllamaFigures,
 }
 
-impl<C: Clock> OllamaForm<C> {
+impl<C: Clock> OllamaFormat<C> {
     /// An answer without text. The zero of `clock` is the arrival of the request.
-    pub fn new(endpoint: OllamaEndpoint, head: &ResponseHead, n_prompt: usize, clock: C) -> OllamaForm<C> {
-        OllamaForm {
+    pub fn new(endpoint: OllamaEndpoint, head: &ResponseHead, n_prompt: usize, clock: C) -> OllamaFormat<C> {
+        OllamaFormat {
             endpoint,
             model: head.model.clone(),
             clock,
@@ -162,7 +162,7 @@ fn call(call: ToolCall) -> Value {
     json!({ "id": call.id, "function": { "index": call.index, "name": call.function.name, "arguments": arguments } })
 }
 
-impl<C: Clock> AnswerForm for OllamaForm<C> {
+impl<C: Clock> WireFormat for OllamaFormat<C> {
     fn start(&mut self, _: &mut dyn EventSink) {
         self.started = self.clock.monotonic_ns();
     }
@@ -238,17 +238,17 @@ mod tests {
         }
     }
 
-    fn form(endpoint: OllamaEndpoint) -> OllamaForm<Ticks> {
+    fn format(endpoint: OllamaEndpoint) -> OllamaFormat<Ticks> {
         let text = |text: &str| SharedStr::from(text);
         let (id, model, system_fingerprint) = (text("x"), text("tiny"), text("fp"));
         let head = ResponseHead { id, created: 7, model, system_fingerprint, seed: 3, session_id: None };
-        OllamaForm::new(endpoint, &head, 6, Ticks(std::cell::Cell::new(0)))
+        OllamaFormat::new(endpoint, &head, 6, Ticks(std::cell::Cell::new(0)))
     }
 
     #[test]
     fn lines_add_up_to_the_response() {
         let texts = ["Hm.", "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>"];
-        let writer = AnswerWriter::new(hermes(), form(OllamaEndpoint::Chat));
+        let writer = AnswerWriter::new(hermes(), format(OllamaEndpoint::Chat));
         let (events, whole) = run(writer, &updates(&texts, FinishReason::StopToken(5)));
         let response = serde_json::to_value(whole.into_response()).expect("JSON");
         let (mut content, mut calls) = (String::new(), Vec::new());
@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn generate_has_a_text() {
-        let writer = AnswerWriter::new(plain(), form(OllamaEndpoint::Generate));
+        let writer = AnswerWriter::new(plain(), format(OllamaEndpoint::Generate));
         let (events, whole) = run(writer, &updates(&["Hi", " you"], FinishReason::Length));
         let response = serde_json::to_value(whole.into_response()).expect("JSON");
         assert_eq!((&response["response"], &response["done_reason"]), (&json!("Hi you"), &json!("length")));
@@ -289,7 +289,7 @@ mod tests {
         assert_eq!(texts, "Hi you");
         let mut lines = crate::parts::testing::Events::default();
         let error = crate::error::ApiError::param("x", "wrong").body(None);
-        form(OllamaEndpoint::Chat).fail(&error, &mut lines);
+        format(OllamaEndpoint::Chat).fail(&error, &mut lines);
         assert_eq!(lines.0[0].1, json!({ "error": "wrong" }));
     }
 }

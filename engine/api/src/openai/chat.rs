@@ -14,7 +14,7 @@ use super::options::{Logprobs, Options};
 use super::response::{CompletionResponse, ResponseHead};
 use crate::answer::{Answer, SampledToken, Usage, token_text};
 use crate::error::ApiError;
-use crate::output::{FormNames, ModelForms, Output, OutputParser, OutputPlan, Piece};
+use crate::output::{ModelSyntax, Output, OutputParser, OutputPlan, Piece, SyntaxNames};
 use crate::parse::{ParseBody, parse};
 use crate::stream::{EventSink, StreamWriter, send};
 use crate::structure::OutputConstraint;
@@ -72,9 +72,9 @@ pub struct ChatFields {
     #[serde(alias = "reasoning_budget", default, deserialize_with = "size_limit")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<i64>, minimum = -1))]
     pub thinking_budget_tokens: Option<usize>,
-    /// Form of reasoning in answers: `auto`, the default, by the chat template; `none`: it is content; or a name.
+    /// GrammarSource of reasoning in answers: `auto`, the default, by the chat template; `none`: it is content; or a name.
     pub reasoning_format: Option<String>,
-    /// Form of tool calls in answers: `auto`, the default, by the chat template; `none`: they are content; or a name.
+    /// GrammarSource of tool calls in answers: `auto`, the default, by the chat template; `none`: they are content; or a name.
     pub tool_call_format: Option<String>,
     /// Expected content of the answer, `{"type": "content", "content": ...}`: a draft that makes an answer like it
     /// faster and changes no byte.
@@ -193,11 +193,11 @@ impl ChatFields {
     ///
     /// # Errors
     /// A name of a form that does not exist.
-    pub fn output(&self, forms: ModelForms, defaults: FormNames<'_>) -> Result<OutputPlan, ApiError> {
+    pub fn output(&self, forms: ModelSyntax, defaults: SyntaxNames<'_>) -> Result<OutputPlan, ApiError> {
         // llama-server's name for reasoning in a field of its own
         let reasoning = self.reasoning_format.as_deref().map(|name| if name == "deepseek" { "auto" } else { name });
         let calls = self.tool_call_format.as_deref().or(defaults.calls);
-        let names = FormNames { calls, reasoning: reasoning.or(defaults.reasoning) };
+        let names = SyntaxNames { calls, reasoning: reasoning.or(defaults.reasoning) };
         names.check()?;
         Ok(OutputPlan::new(forms, names))
     }
@@ -621,7 +621,7 @@ mod tests {
     #[test]
     fn chunks_add_up_to_the_response() {
         let model = model();
-        let text = || OutputPlan::new(ModelForms::default(), FormNames { calls: None, reasoning: Some("think") });
+        let text = || OutputPlan::new(ModelSyntax::default(), SyntaxNames { calls: None, reasoning: Some("think") });
         let tools = || text().tools(Arc::default(), CallIds::new(1));
         let call = ["Hm. ", "<tool", "_call>{\"name\": \"f\", ", "\"arguments\": {\"a\": 1}}", "</tool_call>"];
         for logprobs in [false, true] {

@@ -1,4 +1,4 @@
-//! The forms of a model's calls and reasoning: by what its chat template renders for a known call, by what the template
+//! The syntaxes of a model's calls and reasoning: by what its chat template renders for a known call, by what the template
 //! tells the model about calls, and by the control tokens of the vocabulary.
 
 use std::sync::Arc;
@@ -7,25 +7,25 @@ use serde_json::{Value, json};
 use starling::chat::{ChatRequest, ChatTemplate, Json, Now};
 use starling::tokenizer::{EncodeOptions, Tokenizer};
 
-use super::forms::{Body, CallForm, FORMS, REASONING, ReasoningForm};
-use super::plan::{FormNames, OutputPlan};
+use super::plan::{OutputPlan, SyntaxNames};
+use super::syntaxes::{Body, CALL_SYNTAXES, CallSyntax, REASONING, ReasoningSyntax};
 use super::{Output, Piece};
 use crate::tools::CallIds;
 
-/// The forms of a model.
+/// The syntaxes of a model.
 #[derive(Debug, Clone, Copy)]
-pub struct ModelForms {
-    /// Form of tool calls.
-    pub calls: &'static CallForm,
-    /// Form of reasoning.
-    pub reasoning: Option<&'static ReasoningForm>,
+pub struct ModelSyntax {
+    /// GrammarSource of tool calls.
+    pub calls: &'static CallSyntax,
+    /// GrammarSource of reasoning.
+    pub reasoning: Option<&'static ReasoningSyntax>,
 }
 
-impl Default for ModelForms {
-    /// Calls of Hermes, the most common form, and no reasoning.
-    fn default() -> ModelForms {
-        let hermes = FORMS.iter().find(|form| form.name == "hermes");
-        ModelForms { calls: hermes.unwrap_or(&FORMS[0]), reasoning: None }
+impl Default for ModelSyntax {
+    /// Calls of Hermes, the most common syntax, and no reasoning.
+    fn default() -> ModelSyntax {
+        let hermes = CALL_SYNTAXES.iter().find(|syntax| syntax.name == "hermes");
+        ModelSyntax { calls: hermes.unwrap_or(&CALL_SYNTAXES[0]), reasoning: None }
     }
 }
 
@@ -45,46 +45,46 @@ struct Probe {
     reasoned: String,
 }
 
-/// The forms of models with this chat template and tokenizer. A template that fails on a conversation with a call is judged
+/// The syntaxes of models with this chat template and tokenizer. A template that fails on a conversation with a call is judged
 /// by its source.
-pub fn detect_forms(template: &ChatTemplate, tokenizer: &Tokenizer) -> ModelForms {
+pub fn detect_syntaxes(template: &ChatTemplate, tokenizer: &Tokenizer) -> ModelSyntax {
     let probe = probe(template, tokenizer).unwrap_or_default();
     let is_written = |text: &str| probe.text.contains(text) || template.source().contains(text);
     let options = EncodeOptions { add_special: false, parse_special: true };
     let is_token = |text: &str| tokenizer.encode(text, options).len() == 1 && text.len() > 1;
-    let has_all = |form: &&&'static CallForm, has: &dyn Fn(&str) -> bool| {
-        !form.template.is_empty() && form.template.iter().all(|text| has(text))
+    let has_all = |syntax: &&&'static CallSyntax, has: &dyn Fn(&str) -> bool| {
+        !syntax.template.is_empty() && syntax.template.iter().all(|text| has(text))
     };
-    let find = |has: &dyn Fn(&str) -> bool| FORMS.iter().find(|form| has_all(&form, has));
+    let find = |has: &dyn Fn(&str) -> bool| CALL_SYNTAXES.iter().find(|syntax| has_all(&syntax, has));
     let is_known = |text: &str| is_written(text) || is_token(text);
     let calls = form_of_call(&probe.answer, &is_known).or_else(|| find(&is_written)).or_else(|| find(&is_token));
     let reasoning = reasoning_of(&probe.reasoned)
-        .or_else(|| REASONING.iter().find(|form| is_written(form.open)))
-        .or_else(|| REASONING.iter().find(|form| is_token(form.open)));
-    ModelForms { calls: calls.unwrap_or(ModelForms::default().calls), reasoning }
+        .or_else(|| REASONING.iter().find(|syntax| is_written(syntax.open)))
+        .or_else(|| REASONING.iter().find(|syntax| is_token(syntax.open)));
+    ModelSyntax { calls: calls.unwrap_or(ModelSyntax::default().calls), reasoning }
 }
 
-/// The form in which `answer` has the probe's call: of those that find it the one that leaves the least text beside it, and
+/// The syntax in which `answer` has the probe's call: of those that find it the one that leaves the least text beside it, and
 /// of these the one whose own body and first marker it has. `is_known` says which texts the model knows.
-fn form_of_call(answer: &str, is_known: &dyn Fn(&str) -> bool) -> Option<&'static CallForm> {
-    let rank = |form: &'static CallForm| {
-        let n = parse(form, answer)?;
-        let first = form.open.first();
-        // most forms read JSON, but write something else
-        let is_lenient = form.body != Body::Json && answer.contains("\"name\"");
+fn form_of_call(answer: &str, is_known: &dyn Fn(&str) -> bool) -> Option<&'static CallSyntax> {
+    let rank = |syntax: &'static CallSyntax| {
+        let n = parse(syntax, answer)?;
+        let first = syntax.open.first();
+        // most syntaxes read JSON, but write something else
+        let is_lenient = syntax.body != Body::Json && answer.contains("\"name\"");
         let has_first = first.is_none_or(|marker| answer.contains(marker));
-        let is_told = form.template.iter().all(|text| is_known(text));
-        Some(((n, is_lenient, !has_first, !is_told), form))
+        let is_told = syntax.template.iter().all(|text| is_known(text));
+        Some(((n, is_lenient, !has_first, !is_told), syntax))
     };
-    FORMS.iter().filter_map(rank).min_by_key(|(rank, _)| *rank).map(|(_, form)| form)
+    CALL_SYNTAXES.iter().filter_map(rank).min_by_key(|(rank, _)| *rank).map(|(_, syntax)| syntax)
 }
 
-/// The bytes of text beside the probe's call in `answer`; `None` if the form does not find the call.
-fn parse(form: &'static CallForm, answer: &str) -> Option<usize> {
+/// The bytes of text beside the probe's call in `answer`; `None` if the syntax does not find the call.
+fn parse(syntax: &'static CallSyntax, answer: &str) -> Option<usize> {
     let tool = json!({ "type": "function", "function": { "name": TOOL,
         "parameters": { "type": "object", "properties": { KEY: { "type": "string" } } } } });
-    let names = FormNames { calls: Some(form.name), reasoning: Some("none") };
-    let plan = OutputPlan::new(ModelForms::default(), names).tools(Arc::from([tool]), CallIds::default());
+    let names = SyntaxNames { calls: Some(syntax.name), reasoning: Some("none") };
+    let plan = OutputPlan::new(ModelSyntax::default(), names).tools(Arc::from([tool]), CallIds::default());
     let mut parser = plan.parser(0);
     let mut output = Output::default();
     let pieces: Vec<Piece> = parser.push(answer).into_iter().chain(parser.finish(false)).collect();
@@ -94,10 +94,10 @@ fn parse(form: &'static CallForm, answer: &str) -> Option<usize> {
     (call.function.name == TOOL && arguments == json!({ KEY: VALUE })).then_some(output.content.len())
 }
 
-/// The form in which `answer` has the probe's reasoning.
-fn reasoning_of(answer: &str) -> Option<&'static ReasoningForm> {
+/// The syntax in which `answer` has the probe's reasoning.
+fn reasoning_of(answer: &str) -> Option<&'static ReasoningSyntax> {
     let before = answer.split_once(REASON)?.0.trim_end();
-    REASONING.iter().find(|form| before.ends_with(form.open))
+    REASONING.iter().find(|syntax| before.ends_with(syntax.open))
 }
 
 /// Renders a question and a call; the text that a generation prompt has, too, is not the answer's.
@@ -141,10 +141,10 @@ fn common_prefix(a: &str, b: &str) -> usize {
     a[..n].rfind(is_end).map_or(0, |at| at + 1)
 }
 
-#[cfg(all(test, feature = "forms"))]
+#[cfg(all(test, feature = "grammar-sources"))]
 mod tests {
-    use starling::form::CallStyle;
     use starling::gguf::{Gguf, GgufWriter, Value as GgufValue};
+    use starling::grammar_source::CallStyle;
 
     use super::super::style::texts;
     use super::*;
@@ -198,23 +198,23 @@ mod tests {
 
     #[test]
     fn a_form_is_found_in_a_rendered_call() {
-        for form in FORMS {
+        for syntax in CALL_SYNTAXES {
             // which of these reads a call depends on markers that it does not have, and calls in fences are not told from text
-            let same = match form.name {
+            let same = match syntax.name {
                 "pythonic" => "llama4",
                 "llama3-json" => "llama3",
                 "gemma3" | "fenced-json" => continue,
                 name => name,
             };
-            let forms = detect_forms(&template("'none'", &call(&texts(form))), &tokenizer(&[]));
-            assert_eq!(forms.calls.name, same, "{}", form.name);
+            let syntaxes = detect_syntaxes(&template("'none'", &call(&texts(syntax))), &tokenizer(&[]));
+            assert_eq!(syntaxes.calls.name, same, "{}", syntax.name);
         }
         let lists =
             "'[TOOL_CALLS] [{\"name\": \"' ~ call.name ~ '\", \"arguments\": ' ~ call.arguments | tojson ~ '}]'";
-        assert_eq!(detect_forms(&template("'none'", lists), &tokenizer(&[])).calls.name, "mistral-json");
+        assert_eq!(detect_syntaxes(&template("'none'", lists), &tokenizer(&[])).calls.name, "mistral-json");
         let command = "'Action:\n```json\n[\n    {\n        \"tool_name\": \"' ~ call.name ~ '\",\n        \"parameters\": ' ~ call.arguments \
             | tojson ~ '\n    }\n]```'";
-        assert_eq!(detect_forms(&template("'none'", command), &tokenizer(&[])).calls.name, "command-r");
+        assert_eq!(detect_syntaxes(&template("'none'", command), &tokenizer(&[])).calls.name, "command-r");
     }
 
     #[test]
@@ -234,8 +234,12 @@ mod tests {
             ("tools | tojson", &["[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"], "mistral", Some("mistral")),
             ("'<tool_call>' ~ tools | tojson", &["<|python_tag|>", "<think>"], "hermes", Some("think")),
         ] {
-            let forms = detect_forms(&template(tools, "message.content"), &tokenizer(controls));
-            assert_eq!((forms.calls.name, forms.reasoning.map(|form| form.name)), (calls, reasoning), "{tools}");
+            let syntaxes = detect_syntaxes(&template(tools, "message.content"), &tokenizer(controls));
+            assert_eq!(
+                (syntaxes.calls.name, syntaxes.reasoning.map(|syntax| syntax.name)),
+                (calls, reasoning),
+                "{tools}"
+            );
         }
     }
 
@@ -244,9 +248,9 @@ mod tests {
         let source = "{%- for message in messages -%}{{ message.role ~ ': ' }}{%- if message.reasoning_content -%}\
             {{ ['<', 'thought', '>'] | join ~ message.reasoning_content }}{%- endif -%}{{ message.content }}{%- endfor -%}";
         let template = ChatTemplate::new(source).expect("valid");
-        assert_eq!(detect_forms(&template, &tokenizer(&[])).reasoning.map(|form| form.name), Some("exaone"));
+        assert_eq!(detect_syntaxes(&template, &tokenizer(&[])).reasoning.map(|syntax| syntax.name), Some("exaone"));
         // a template that fails is judged by its source
         let template = ChatTemplate::new("{{ raise_exception('[TOOL_CALLS]') }}").expect("valid");
-        assert_eq!(detect_forms(&template, &tokenizer(&[])).calls.name, "mistral-json");
+        assert_eq!(detect_syntaxes(&template, &tokenizer(&[])).calls.name, "mistral-json");
     }
 }

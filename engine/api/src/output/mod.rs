@@ -6,20 +6,20 @@
 
 mod budget;
 mod detect;
-mod forms;
 mod parser;
 mod plan;
-#[cfg(feature = "forms")]
+#[cfg(feature = "grammar-sources")]
 mod style;
+mod syntaxes;
 #[cfg(test)]
 mod tests;
 mod values;
 
 pub use self::budget::reasoning_constraint;
-pub use self::detect::{ModelForms, detect_forms};
-pub use self::forms::{Body, CallForm, FORMS, IdForm, REASONING, ReasoningForm, Start, Tags};
+pub use self::detect::{ModelSyntax, detect_syntaxes};
 pub use self::parser::OutputParser;
-pub use self::plan::{FormNames, OutputPlan};
+pub use self::plan::{OutputPlan, SyntaxNames};
+pub use self::syntaxes::{Body, CALL_SYNTAXES, CallIdSyntax, CallSyntax, REASONING, ReasoningSyntax, Start, Tags};
 use crate::tools::ToolCall;
 
 /// Part of an answer. The pieces of an answer do not depend on how its text was cut, once neighbouring texts are joined.

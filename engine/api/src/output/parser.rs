@@ -5,8 +5,8 @@ mod calls;
 mod cut;
 mod tags;
 
-use super::forms::{Body, CallForm, Start};
 use super::plan::{Marker, OutputPlan};
+use super::syntaxes::{Body, CallSyntax, Start};
 use super::{Piece, strip_all};
 
 /// Longest name of a function in bytes, and longest header of a message.
@@ -117,8 +117,8 @@ pub struct OutputParser {
 
 impl OutputParser {
     pub(super) fn new(plan: OutputPlan, choice: usize) -> OutputParser {
-        let is_harmony = plan.form.is_some_and(|form| form.body == Body::Harmony);
-        let starts_with_name = plan.form.is_some_and(|form| form.start == Start::Prompt);
+        let is_harmony = plan.syntax.is_some_and(|syntax| syntax.body == Body::Harmony);
+        let starts_with_name = plan.syntax.is_some_and(|syntax| syntax.start == Start::Prompt);
         let state = match () {
             () if is_harmony => State::Header,
             () if plan.in_reasoning => State::Reasoning,
@@ -340,7 +340,7 @@ impl OutputParser {
             self.consume(n_space);
             return true;
         }
-        let is_bare = self.plan.form.is_some_and(|form| form.start == Start::Bare) && self.plan.has_tools();
+        let is_bare = self.plan.syntax.is_some_and(|syntax| syntax.start == Start::Bare) && self.plan.has_tools();
         if self.is_fresh && is_bare && matches!(self.first(), Some(b'{' | b'[')) {
             return self.open("", true);
         }
@@ -362,7 +362,7 @@ impl OutputParser {
         let is_hidden = self.plan.hidden.contains(&marker);
         match kind {
             Marker::Open => {
-                let must_exist = self.plan.form.is_some_and(|form| form.start == Start::Known);
+                let must_exist = self.plan.syntax.is_some_and(|syntax| syntax.start == Start::Known);
                 return self.open(marker, must_exist);
             }
             Marker::Reasoning if self.is_fresh || self.plan.reasoning_repeats() => {
@@ -387,12 +387,12 @@ impl OutputParser {
         true
     }
 
-    /// Reads reasoning, which ends at its marker, and in some forms at a call.
+    /// Reads reasoning, which ends at its marker, and in some syntaxes at a call.
     fn reasoning(&mut self, end: bool) -> bool {
-        let close = self.plan.reasoning.map_or("", |form| form.close);
-        let calls = self.form().filter(|form| form.start == Start::Anywhere && self.plan.has_tools());
+        let close = self.plan.reasoning.map_or("", |syntax| syntax.close);
+        let calls = self.syntax().filter(|syntax| syntax.start == Start::Anywhere && self.plan.has_tools());
         let mut ends = vec![close];
-        ends.extend(calls.into_iter().flat_map(|form| form.open.iter().chain(form.around)));
+        ends.extend(calls.into_iter().flat_map(|syntax| syntax.open.iter().chain(syntax.around)));
         let (n, found) = find(self.rest(), &ends, end);
         let text = self.rest()[..n].to_string();
         self.consume(n);
@@ -412,7 +412,7 @@ impl OutputParser {
     fn fail(&mut self, n: usize) -> bool {
         self.take(n);
         let raw = std::mem::take(&mut self.call.raw);
-        let is_harmony = self.form().is_some_and(|form| form.body == Body::Harmony);
+        let is_harmony = self.syntax().is_some_and(|syntax| syntax.body == Body::Harmony);
         self.state = if is_harmony { State::Message { is_reasoning: false } } else { State::Text };
         (self.call, self.is_in_block, self.has_failed) = (Call::default(), false, true);
         self.content(&strip_all(raw, &self.plan.hidden));
@@ -427,12 +427,12 @@ impl OutputParser {
         is_too_long && self.fail(floor(self.rest(), MAX_NAME))
     }
 
-    fn form(&self) -> Option<&'static CallForm> {
-        self.plan.form
+    fn syntax(&self) -> Option<&'static CallSyntax> {
+        self.plan.syntax
     }
 
     fn body(&self) -> Body {
-        self.form().map_or(Body::Json, |form| form.body)
+        self.syntax().map_or(Body::Json, |syntax| syntax.body)
     }
 
     fn header(&mut self, end: bool) -> bool {

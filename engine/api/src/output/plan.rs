@@ -1,16 +1,16 @@
-//! How the answers of a request are parsed: by the forms of the model, the prompt and the tools.
+//! How the answers of a request are parsed: by the syntaxes of the model, the prompt and the tools.
 
 use std::sync::Arc;
 
 use serde_json::Value;
-#[cfg(feature = "forms")]
-use starling::form::CallStyle;
-use starling::form::ValueSchema;
+#[cfg(feature = "grammar-sources")]
+use starling::grammar_source::CallStyle;
+use starling::grammar_source::ValueSchema;
 use starling::tokenizer::{EncodeOptions, Tokenizer};
 
-use super::detect::ModelForms;
-use super::forms::{Body, CallForm, FORMS, REASONING, ReasoningForm};
+use super::detect::ModelSyntax;
 use super::parser::{OutputParser, find};
+use super::syntaxes::{Body, CALL_SYNTAXES, CallSyntax, REASONING, ReasoningSyntax};
 use crate::answer::Answer;
 use crate::error::{ApiError, quoted};
 use crate::tools::CallIds;
@@ -34,8 +34,8 @@ pub(super) enum Marker {
 /// How the text of an answer is parsed. The default takes all of it as content.
 #[derive(Debug, Clone, Default)]
 pub struct OutputPlan {
-    pub(super) form: Option<&'static CallForm>,
-    pub(super) reasoning: Option<&'static ReasoningForm>,
+    pub(super) syntax: Option<&'static CallSyntax>,
+    pub(super) reasoning: Option<&'static ReasoningSyntax>,
     /// Whether the prompt ends within the reasoning.
     pub(super) in_reasoning: bool,
     /// Whether the marker of reasoning begins with a control token.
@@ -54,16 +54,16 @@ pub struct OutputPlan {
     kinds: Vec<Marker>,
 }
 
-/// Names of forms: `auto` by the chat template, `none`, or a name of the table.
+/// Names of syntaxes: `auto` by the chat template, `none`, or a name of the table.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct FormNames<'a> {
-    /// Form of tool calls.
+pub struct SyntaxNames<'a> {
+    /// GrammarSource of tool calls.
     pub calls: Option<&'a str>,
-    /// Form of reasoning.
+    /// GrammarSource of reasoning.
     pub reasoning: Option<&'a str>,
 }
 
-impl FormNames<'_> {
+impl SyntaxNames<'_> {
     /// Checks the names.
     ///
     /// # Errors
@@ -77,35 +77,35 @@ impl FormNames<'_> {
             }
             _ => Ok(()),
         };
-        all("tool_call_format", self.calls, FORMS.iter().map(|form| form.name).collect())?;
-        all("reasoning_format", self.reasoning, REASONING.iter().map(|form| form.name).collect())
+        all("tool_call_format", self.calls, CALL_SYNTAXES.iter().map(|syntax| syntax.name).collect())?;
+        all("reasoning_format", self.reasoning, REASONING.iter().map(|syntax| syntax.name).collect())
     }
 
-    /// The form of tool calls of a model; `None` if they are not parsed.
-    pub fn call_form(&self, forms: ModelForms) -> Option<&'static CallForm> {
+    /// The syntax of tool calls of a model; `None` if they are not parsed.
+    pub fn call_form(&self, syntaxes: ModelSyntax) -> Option<&'static CallSyntax> {
         match self.calls.unwrap_or("auto") {
             "none" => None,
-            "auto" => Some(forms.calls),
-            name => FORMS.iter().find(|form| form.name == name),
+            "auto" => Some(syntaxes.calls),
+            name => CALL_SYNTAXES.iter().find(|syntax| syntax.name == name),
         }
     }
 
-    /// The form of reasoning of a model.
-    pub fn reasoning_form(&self, forms: ModelForms) -> Option<&'static ReasoningForm> {
+    /// The syntax of reasoning of a model.
+    pub fn reasoning_form(&self, syntaxes: ModelSyntax) -> Option<&'static ReasoningSyntax> {
         match self.reasoning.unwrap_or("auto") {
             "none" => None,
-            "auto" => forms.reasoning,
-            name => REASONING.iter().find(|form| form.name == name),
+            "auto" => syntaxes.reasoning,
+            name => REASONING.iter().find(|syntax| syntax.name == name),
         }
     }
 }
 
 impl OutputPlan {
-    /// The plan for a model with these forms, without tools.
-    pub fn new(forms: ModelForms, names: FormNames<'_>) -> OutputPlan {
-        let reasoning = names.reasoning_form(forms);
-        let form = names.call_form(forms);
-        OutputPlan { form, reasoning, ..OutputPlan::default() }.with_markers()
+    /// The plan for a model with these syntaxes, without tools.
+    pub fn new(syntaxes: ModelSyntax, names: SyntaxNames<'_>) -> OutputPlan {
+        let reasoning = names.reasoning_form(syntaxes);
+        let syntax = names.call_form(syntaxes);
+        OutputPlan { syntax, reasoning, ..OutputPlan::default() }.with_markers()
     }
 
     /// With the tools of the request, and IDs for calls of them.
@@ -135,11 +135,11 @@ impl OutputPlan {
             .flat_map(|token| tokenizer.piece(*token).unwrap_or_default().to_vec())
             .collect();
         let end = String::from_utf8_lossy(&end);
-        self.in_reasoning = self.reasoning.is_some_and(|form| end.trim_end().ends_with(form.open));
+        self.in_reasoning = self.reasoning.is_some_and(|syntax| end.trim_end().ends_with(syntax.open));
         let options = EncodeOptions { add_special: false, parse_special: true };
-        let first = self.reasoning.and_then(|form| tokenizer.encode(form.open, options).first().copied());
+        let first = self.reasoning.and_then(|syntax| tokenizer.encode(syntax.open, options).first().copied());
         self.has_reasoning_token = first.is_some_and(|token| tokenizer.is_control(token));
-        let extra = self.reasoning.map(|form| form.close).into_iter().chain(self.inner_markers());
+        let extra = self.reasoning.map(|syntax| syntax.close).into_iter().chain(self.inner_markers());
         let markers: Vec<&str> = self.texts.iter().copied().chain(extra).collect();
         for marker in markers {
             let tokens = tokenizer.encode(marker, options);
@@ -161,17 +161,17 @@ impl OutputPlan {
     /// The markers before and after reasoning, the text that ends it when that is forced, and whether the prompt ends
     /// within it.
     pub(super) fn reasoning_texts(&self) -> Option<(&'static str, &'static str, &'static str, bool)> {
-        if self.form.is_some_and(|form| form.body == Body::Harmony) {
+        if self.syntax.is_some_and(|syntax| syntax.body == Body::Harmony) {
             let end = "<|end|><|start|>assistant<|channel|>final<|message|>";
             return Some(("<|channel|>analysis<|message|>", "<|end|>", end, false));
         }
-        self.reasoning.map(|form| (form.open, form.close, form.close, self.in_reasoning))
+        self.reasoning.map(|syntax| (syntax.open, syntax.close, syntax.close, self.in_reasoning))
     }
 
-    /// The form of enforced tool calls.
-    #[cfg(feature = "forms")]
+    /// The syntax of enforced tool calls.
+    #[cfg(feature = "grammar-sources")]
     pub fn call_style(&self, tokenizer: &Tokenizer) -> CallStyle {
-        self.form.map_or_else(CallStyle::default, |form| super::style::call_style(form, tokenizer))
+        self.syntax.map_or_else(CallStyle::default, |syntax| super::style::call_style(syntax, tokenizer))
     }
 
     /// A parser for the answer `choice` of the response.
@@ -181,7 +181,7 @@ impl OutputPlan {
 
     /// The number of tokens of an answer that are reasoning, with the markers around it.
     pub fn n_reasoning(&self, choice: usize, answer: &Answer) -> usize {
-        let may_reason = self.reasoning.is_some() || self.form.is_some_and(|form| form.body == Body::Harmony);
+        let may_reason = self.reasoning.is_some() || self.syntax.is_some_and(|syntax| syntax.body == Body::Harmony);
         if !may_reason {
             return 0;
         }
@@ -208,7 +208,7 @@ impl OutputPlan {
 
     /// Whether reasoning may begin after content.
     pub(super) fn reasoning_repeats(&self) -> bool {
-        self.has_reasoning_token || self.reasoning.is_some_and(|form| form.repeats)
+        self.has_reasoning_token || self.reasoning.is_some_and(|syntax| syntax.repeats)
     }
 
     pub(super) fn find_marker(&self, text: &str, end: bool) -> (usize, Option<(&'static str, Marker)>) {
@@ -219,7 +219,7 @@ impl OutputPlan {
     /// Markers within calls.
     fn inner_markers(&self) -> Vec<&'static str> {
         let harmony = ["<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>", "<|call|>", "<|return|>"];
-        match self.form.map(|form| form.body) {
+        match self.syntax.map(|syntax| syntax.body) {
             Some(Body::Harmony) => harmony.into(),
             _ if !self.has_tools() => Vec::new(),
             Some(Body::Named { end, prefix }) => {
@@ -234,12 +234,12 @@ impl OutputPlan {
 
     /// Lists the markers that are searched in content.
     fn with_markers(mut self) -> OutputPlan {
-        let form = self.form.filter(|_| self.has_tools());
+        let syntax = self.syntax.filter(|_| self.has_tools());
         let list = |texts: &'static [&'static str], kind| texts.iter().map(move |text| (*text, kind));
         let mut all: Vec<(&'static str, Marker)> =
-            self.reasoning.iter().map(|form| (form.open, Marker::Reasoning)).collect();
-        if let Some(form) = form {
-            all.extend(list(form.open, Marker::Open).chain(list(form.around, Marker::Around)));
+            self.reasoning.iter().map(|syntax| (syntax.open, Marker::Reasoning)).collect();
+        if let Some(syntax) = syntax {
+            all.extend(list(syntax.open, Marker::Open).chain(list(syntax.around, Marker::Around)));
         }
         for hidden in &self.hidden {
             if !all.iter().any(|(text, _)| text == hidden) {

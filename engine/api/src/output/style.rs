@@ -1,11 +1,11 @@
-//! Enforced tool calls: the texts of each form, for grammars.
+//! Enforced tool calls: the texts of each syntax, for grammars.
 
-use starling::form::{CallStyle, ParamStyle};
+use starling::grammar_source::{CallStyle, ParamStyle};
 use starling::tokenizer::{EncodeOptions, Tokenizer};
 
-use super::forms::{Body, CallForm};
+use super::syntaxes::{Body, CallSyntax};
 
-/// For each form: the text before all calls, before a name, between name and arguments, after the arguments, between two
+/// For each syntax: the text before all calls, before a name, between name and arguments, after the arguments, between two
 /// calls, and after all calls. Without a text between calls an answer has one.
 const TEXTS: &[(&str, [&str; 6])] = &[
     ("harmony", ["<|channel|>commentary to=functions.", "", " <|constrain|>json<|message|>", "", "", ""]),
@@ -100,16 +100,17 @@ const TOOL_NAME: &str = "{\"tool_name\": ";
 const ARGUMENTS: &str = ", \"arguments\": ";
 const PARAMETERS: &str = ", \"parameters\": ";
 
-/// The texts of enforced calls of a form; `tokenizer` tells which of them are control tokens.
-pub(super) fn call_style(form: &CallForm, tokenizer: &Tokenizer) -> CallStyle {
-    let style = texts(form);
+/// The texts of enforced calls of a syntax; `tokenizer` tells which of them are control tokens.
+pub(super) fn call_style(syntax: &CallSyntax, tokenizer: &Tokenizer) -> CallStyle {
+    let style = texts(syntax);
     CallStyle { tokens: control_tokens(&style, tokenizer), ..style }
 }
 
-pub(super) fn texts(form: &CallForm) -> CallStyle {
-    let Some((_, texts)) = TEXTS.iter().find(|(name, _)| *name == form.name) else { return CallStyle::default() };
+pub(super) fn texts(syntax: &CallSyntax) -> CallStyle {
+    let Some((_, texts)) = TEXTS.iter().find(|(name, _)| *name == syntax.name) else { return CallStyle::default() };
     let [open, before_name, after_name, after_args, between, last] = texts.map(str::to_string);
-    let (params, quotes_names, tokens) = (params(form.body), matches!(form.body, Body::Json | Body::Keyed), Vec::new());
+    let (params, quotes_names, tokens) =
+        (params(syntax.body), matches!(syntax.body, Body::Json | Body::Keyed), Vec::new());
     CallStyle { open, before_name, after_name, after_args, between, last, quotes_names, params, tokens }
 }
 
@@ -152,13 +153,13 @@ fn control_tokens(style: &CallStyle, tokenizer: &Tokenizer) -> Vec<(String, u32)
 
 #[cfg(test)]
 mod tests {
-    use super::super::forms::FORMS;
+    use super::super::syntaxes::CALL_SYNTAXES;
     use super::*;
 
     #[test]
     fn every_form_has_texts() {
-        let missing = FORMS.iter().filter(|form| !TEXTS.iter().any(|(name, _)| *name == form.name));
-        assert_eq!(missing.map(|form| form.name).collect::<Vec<_>>(), ["hermes"], "the default");
+        let missing = CALL_SYNTAXES.iter().filter(|syntax| !TEXTS.iter().any(|(name, _)| *name == syntax.name));
+        assert_eq!(missing.map(|syntax| syntax.name).collect::<Vec<_>>(), ["hermes"], "the default");
     }
 
     /// A vocabulary of all bytes, and an end token.
@@ -177,11 +178,11 @@ mod tests {
         vocabulary
     }
 
-    /// Texts that the grammar of enforced calls allows are calls of the form, with arguments of their schemas.
+    /// Texts that the grammar of enforced calls allows are calls of the syntax, with arguments of their schemas.
     #[cfg(feature = "structure")]
     #[test]
     fn enforced_calls_are_parsed() {
-        use super::super::{FormNames, ModelForms, Output, OutputPlan};
+        use super::super::{ModelSyntax, Output, OutputPlan, SyntaxNames};
         use crate::tools::CallIds;
         use serde_json::{Value, json};
         use starling::structure::{Calls, Limits, Structures};
@@ -194,13 +195,15 @@ mod tests {
         let tools = [tool("weather", &parameters), tool("clock", &Value::Null)];
         let structures = Structures::new(Limits::DEFAULT);
         let mut random = 1u64;
-        for form in FORMS {
-            let plan =
-                OutputPlan::new(ModelForms::default(), FormNames { calls: Some(form.name), reasoning: Some("none") });
+        for syntax in CALL_SYNTAXES {
+            let plan = OutputPlan::new(
+                ModelSyntax::default(),
+                SyntaxNames { calls: Some(syntax.name), reasoning: Some("none") },
+            );
             let plan = plan.tools(tools.clone().into(), CallIds::default()).enforced(true);
-            let calls = Calls::with_style(texts(form), &tools, 0..2, true, true);
-            let compiled = structures.constraint(&bytes_vocabulary, &calls.form());
-            let compiled = compiled.unwrap_or_else(|e| panic!("{}: {e}: {:?}", form.name, calls.form()));
+            let calls = Calls::with_style(texts(syntax), &tools, 0..2, true, true);
+            let compiled = structures.constraint(&bytes_vocabulary, &calls.source());
+            let compiled = compiled.unwrap_or_else(|e| panic!("{}: {e}: {:?}", syntax.name, calls.source()));
             let mut n_calls = 0;
             for _ in 0..12 {
                 let (mut constraint, mut text) = (compiled.fork(), Vec::new());
@@ -223,7 +226,7 @@ mod tests {
                 let mut parser = plan.parser(0);
                 output.extend(parser.push(&text));
                 output.extend(parser.finish(false));
-                let label = format!("{}: {text:?}: {output:?}", form.name);
+                let label = format!("{}: {text:?}: {output:?}", syntax.name);
                 assert!(!output.calls.is_empty() && output.content.is_empty(), "{label}");
                 assert_eq!(output.n_complete, output.calls.len(), "{label}");
                 n_calls += output.calls.len();
@@ -236,7 +239,7 @@ mod tests {
                     assert!(is_right, "{label}");
                 }
             }
-            assert!(n_calls > 12 || texts(form).between.is_empty(), "{}: no answer has several calls", form.name);
+            assert!(n_calls > 12 || texts(syntax).between.is_empty(), "{}: no answer has several calls", syntax.name);
         }
     }
 }

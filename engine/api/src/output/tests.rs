@@ -10,7 +10,7 @@ use crate::tools::CallIds;
 /// A text that a model wrote, and what it means.
 #[derive(Debug, Deserialize)]
 struct Case {
-    form: String,
+    syntax: String,
     #[serde(default)]
     reasoning_form: Option<String>,
     /// Whether the prompt ends with the marker of reasoning.
@@ -48,15 +48,15 @@ fn tools() -> Arc<[Value]> {
     Arc::from([weather, json!({ "type": "function", "function": { "name": "clock" } })])
 }
 
-fn plan(form: &str, reasoning: Option<&str>) -> OutputPlan {
-    let names = FormNames { calls: Some(form), reasoning: reasoning.or(Some("none")) };
-    names.check().expect("names of forms");
-    OutputPlan::new(ModelForms::default(), names).tools(tools(), CallIds::new(7))
+fn plan(syntax: &str, reasoning: Option<&str>) -> OutputPlan {
+    let names = SyntaxNames { calls: Some(syntax), reasoning: reasoning.or(Some("none")) };
+    names.check().expect("names of syntaxes");
+    OutputPlan::new(ModelSyntax::default(), names).tools(tools(), CallIds::new(7))
 }
 
 impl Case {
     fn plan(&self) -> OutputPlan {
-        let mut plan = plan(&self.form, self.reasoning_form.as_deref());
+        let mut plan = plan(&self.syntax, self.reasoning_form.as_deref());
         plan.in_reasoning = self.in_reasoning;
         plan
     }
@@ -110,8 +110,8 @@ fn each_form_is_parsed() {
 #[test]
 fn every_form_has_a_case() {
     let cases = cases();
-    for form in FORMS {
-        assert!(cases.iter().any(|case| case.form == form.name && !case.calls.is_empty()), "{}", form.name);
+    for syntax in CALL_SYNTAXES {
+        assert!(cases.iter().any(|case| case.syntax == syntax.name && !case.calls.is_empty()), "{}", syntax.name);
     }
 }
 
@@ -137,10 +137,10 @@ fn cuts_do_not_matter() {
 fn a_truncated_answer_has_a_part_of_the_whole() {
     for case in cases() {
         let whole = output(parse(&case.plan(), [&*case.text], false));
-        let is_bare = FORMS.iter().any(|form| form.name == case.form && form.start == Start::Bare);
+        let is_bare = CALL_SYNTAXES.iter().any(|syntax| syntax.name == case.syntax && syntax.start == Start::Bare);
         for at in (0..case.text.len()).filter(|at| case.text.is_char_boundary(*at)) {
             let part = output(parse(&case.plan(), [&case.text[..at]], true));
-            let label = format!("{}: {:?}", case.form, &case.text[..at]);
+            let label = format!("{}: {:?}", case.syntax, &case.text[..at]);
             assert!(whole.reasoning.starts_with(part.reasoning.trim_end()), "{label}: {part:?}");
             // a call that is no call at its end is content, and the beginning of one without a marker
             if !case.calls.is_empty() && !is_bare {
@@ -180,14 +180,14 @@ fn text_of_a_schema_may_contain_markers() {
 
 #[test]
 fn names_of_forms_are_checked() {
-    let names = FormNames { calls: Some("qwen9"), reasoning: None };
+    let names = SyntaxNames { calls: Some("qwen9"), reasoning: None };
     let error = names.check().expect_err("an unknown name");
     assert!(error.message.contains("expected auto, none or one of harmony, "), "{}", error.message);
 }
 
 #[test]
 fn ids_are_those_that_templates_demand() {
-    let first = |form: &str, text: &str| output(parse(&plan(form, None), [text], false)).calls[0].id.clone();
+    let first = |syntax: &str, text: &str| output(parse(&plan(syntax, None), [text], false)).calls[0].id.clone();
     assert_eq!(
         first("kimi-k2", "<|tool_call_begin|>functions.clock:3<|tool_call_argument_begin|>{}"),
         "functions.clock:0"
@@ -210,9 +210,9 @@ fn work_is_linear_in_the_text() {
         "</parameter></function>",
         "<tool_call><function=clock><parameter=a>x</parameter><parameter=b></function></tool_call>",
     ] {
-        for form in ["hermes", "qwen3-coder", "lfm2"] {
+        for syntax in ["hermes", "qwen3-coder", "lfm2"] {
             let long = text.repeat(30_000 / text.len()) + &"x".repeat(30_000);
-            let mut parser = plan(form, Some("think")).parser(0);
+            let mut parser = plan(syntax, Some("think")).parser(0);
             for at in 0..long.len() {
                 parser.push(&long[at..=at]);
             }
@@ -225,7 +225,7 @@ proptest! {
     /// No text causes a panic, cuts do not matter, and arguments are JSON.
     #[test]
     fn any_text_is_parsed(
-        form in prop::sample::select((0..FORMS.len()).collect::<Vec<_>>()),
+        syntax in prop::sample::select((0..CALL_SYNTAXES.len()).collect::<Vec<_>>()),
         parts in prop::collection::vec(prop::sample::select(vec![
             "<tool_call>", "</tool_call>", "{\"name\": \"clock\"", ", \"arguments\": {", "\"é\": [1", "]", "}", "}}", "héllo ",
             "\n", " ", "<", "clock", "(", ")", "a=", "'x'", ",", "[", "\"", "\\", "<think>", "</think>", ":", "```", "call:",
@@ -235,8 +235,8 @@ proptest! {
         n_chars in 1usize..5,
         truncated in any::<bool>(),
     ) {
-        let form = &FORMS[form];
-        let markers: Vec<&str> = form.open.iter().chain(form.around).copied().collect();
+        let syntax = &CALL_SYNTAXES[syntax];
+        let markers: Vec<&str> = syntax.open.iter().chain(syntax.around).copied().collect();
         let mut text = String::new();
         for (i, part) in parts.iter().enumerate() {
             if marks && i % 4 == 0 && !markers.is_empty() {
@@ -244,7 +244,7 @@ proptest! {
             }
             text.push_str(part);
         }
-        let plan = plan(form.name, Some("think"));
+        let plan = plan(syntax.name, Some("think"));
         let characters: Vec<char> = text.chars().collect();
         let pieces: Vec<String> = characters.chunks(n_chars).map(|c| c.iter().collect()).collect();
         let whole = parse(&plan, [&*text], truncated);

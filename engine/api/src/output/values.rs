@@ -2,7 +2,7 @@
 
 use serde::de::IgnoredAny;
 use serde_json::Value;
-use starling::form::ValueSchema;
+use starling::grammar_source::ValueSchema;
 
 /// Deepest nesting of a literal that is converted.
 const MAX_DEPTH: usize = 64;

@@ -13,7 +13,7 @@ use crate::answer::Answer;
 use crate::error::ErrorBody;
 use crate::openai::chat::{ChatLogprobs, TokenLogprob};
 use crate::openai::response::ResponseHead;
-use crate::parts::{AnswerForm, Part, usage_of};
+use crate::parts::{Part, WireFormat, usage_of};
 use crate::shared::SharedStr;
 use crate::stream::{EventSink, send};
 use crate::tools::ToolCall;
@@ -189,7 +189,7 @@ pub struct OutputDetails {
 }
 
 /// Writes a response.
-pub struct ResponsesForm {
+pub struct ResponsesFormat {
     response: ResponsesResponse,
     n_prompt: usize,
     sequence_number: u64,
@@ -200,9 +200,9 @@ pub struct ResponsesForm {
     namespaces: Namespaces,
 }
 
-impl ResponsesForm {
+impl ResponsesFormat {
     /// A response without items to the request `request`.
-    pub fn new(head: ResponseHead, request: &ResponsesRequest, n_prompt: usize) -> ResponsesForm {
+    pub fn new(head: ResponseHead, request: &ResponsesRequest, n_prompt: usize) -> ResponsesFormat {
         let format = request.text.as_ref().and_then(|text| text.format.clone());
         let response = ResponsesResponse {
             id: head.id,
@@ -233,16 +233,16 @@ impl ResponsesForm {
             seed: head.seed,
         };
         let namespaces = Namespaces::of(&response.tools);
-        ResponsesForm { response, n_prompt, sequence_number: 0, is_open: false, logprobs: None, namespaces }
+        ResponsesFormat { response, n_prompt, sequence_number: 0, is_open: false, logprobs: None, namespaces }
     }
 
     /// The same, with log-probabilities of `model`.
-    pub fn with_logprobs(self, model: Option<Arc<Model>>) -> ResponsesForm {
-        ResponsesForm { logprobs: model, ..self }
+    pub fn with_logprobs(self, model: Option<Arc<Model>>) -> ResponsesFormat {
+        ResponsesFormat { logprobs: model, ..self }
     }
 
     /// The same, of a response that is stored if `store`.
-    pub fn stored(mut self, store: bool) -> ResponsesForm {
+    pub fn stored(mut self, store: bool) -> ResponsesFormat {
         self.response.store = store;
         self
     }
@@ -408,7 +408,7 @@ impl ResponsesForm {
     }
 }
 
-impl AnswerForm for ResponsesForm {
+impl WireFormat for ResponsesFormat {
     fn start(&mut self, sink: &mut dyn EventSink) {
         self.whole("response.created", sink);
         self.whole("response.in_progress", sink);

@@ -137,7 +137,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::super::request::ResponsesRequest;
-    use super::super::response::{OutputContent, OutputItem, ResponsesForm};
+    use super::super::response::{OutputContent, OutputItem, ResponsesFormat};
     use super::*;
     use crate::openai::response::ResponseHead;
 
@@ -180,7 +180,7 @@ mod tests {
             seed: 3,
             session_id: None,
         };
-        let mut response = ResponsesForm::new(head, &ResponsesRequest::default(), 6).into_response();
+        let mut response = ResponsesFormat::new(head, &ResponsesRequest::default(), 6).into_response();
         let text = OutputContent::OutputText { text: "Ho".into(), annotations: Vec::new(), logprobs: Vec::new() };
         let (id, status, role) = ("msg_10000".to_string(), "completed", "assistant");
         response.output.push(OutputItem::Message { id, status, role, content: vec![text] });

@@ -1,31 +1,32 @@
 //! Output constraints by the names of OpenAI, llama-server and vLLM.
-#![cfg(feature = "forms")]
+#![cfg(feature = "grammar-sources")]
 
 use serde_json::{Value, json};
-use starling::form::Form;
+use starling::grammar_source::GrammarSource;
 use starling_api::error::ApiError;
 use starling_api::parse::parse;
 use starling_api::structure::OutputConstraint;
 
 use crate::check_error;
 
-fn form(body: &Value) -> Result<Option<(String, Form)>, ApiError> {
-    parse::<OutputConstraint>(body.to_string().as_bytes())?.form()
+fn source(body: &Value) -> Result<Option<(String, GrammarSource)>, ApiError> {
+    parse::<OutputConstraint>(body.to_string().as_bytes())?.source()
 }
 
 #[test]
 fn each_field_has_its_form() {
     let number = || json!({ "type": "number" });
-    let schema = || Form::Schema(number());
-    let (regex, choice) = (|| Form::Regex("a+".into()), || Form::Choice(vec!["a".into(), "b".into()]));
-    let lark = || Form::Lark("start: \"a\"".into(), Vec::new());
+    let schema = || GrammarSource::Schema(number());
+    let (regex, choice) =
+        (|| GrammarSource::Regex("a+".into()), || GrammarSource::Choice(vec!["a".into(), "b".into()]));
+    let lark = || GrammarSource::Lark("start: \"a\"".into(), Vec::new());
     let format = |kind: &str, more: &Value| {
         let mut format = more.clone();
         format["type"] = kind.into();
         json!({ "response_format": format })
     };
     let cases = [
-        (format("json_object", &json!({})), "response_format", Form::object()),
+        (format("json_object", &json!({})), "response_format", GrammarSource::object()),
         (format("json_object", &json!({ "schema": number() })), "response_format.schema", schema()),
         (format("json_schema", &json!({ "schema": number() })), "response_format.schema", schema()),
         (
@@ -40,14 +41,18 @@ fn each_field_has_its_form() {
         (json!({ "structured_outputs": { "regex": "a+" } }), "structured_outputs.regex", regex()),
         (json!({ "structured_outputs": { "choice": ["a", "b"] } }), "structured_outputs.choice", choice()),
         (json!({ "structured_outputs": { "grammar": "start: \"a\"" } }), "structured_outputs.grammar", lark()),
-        (json!({ "structured_outputs": { "json_object": true } }), "structured_outputs.json_object", Form::object()),
+        (
+            json!({ "structured_outputs": { "json_object": true } }),
+            "structured_outputs.json_object",
+            GrammarSource::object(),
+        ),
         (json!({ "guided_json": "{\"type\":\"number\"}" }), "guided_json", schema()),
         (json!({ "guided_regex": "a+" }), "guided_regex", regex()),
         (json!({ "guided_choice": ["a", "b"] }), "guided_choice", choice()),
         (json!({ "guided_grammar": "start: \"a\"" }), "guided_grammar", lark()),
     ];
     for (body, param, expected) in cases {
-        assert_eq!(form(&body), Ok(Some((param.into(), expected))), "{body}");
+        assert_eq!(source(&body), Ok(Some((param.into(), expected))), "{body}");
     }
 }
 
@@ -60,7 +65,7 @@ fn free_text_has_no_form() {
         json!({ "structured_outputs": {} }),
         json!({ "structured_outputs": { "json_object": false } }),
     ] {
-        assert_eq!(form(&body), Ok(None), "{body}");
+        assert_eq!(source(&body), Ok(None), "{body}");
     }
 }
 
@@ -87,6 +92,6 @@ fn wrong_constraints_are_named() {
         ),
     ];
     for (body, param, part) in cases {
-        check_error(&form(&body).expect_err("a wrong constraint"), 400, Some(param), part);
+        check_error(&source(&body).expect_err("a wrong constraint"), 400, Some(param), part);
     }
 }

@@ -11,7 +11,7 @@ use super::chars::Unions;
 use super::lark;
 use super::lexemes::Lexemes;
 use super::parse::{Expr, Grammar, Id, parse};
-use crate::form::Form;
+use crate::grammar_source::GrammarSource;
 
 /// The ends of a rule's texts, by the rule and where they begin.
 type Known = BTreeMap<(usize, Vec<usize>), Vec<usize>>;
@@ -67,13 +67,13 @@ impl Plain<'_> {
     }
 }
 
-fn form(grammar: &str) -> Form {
-    Form::Lark(grammar.into(), Vec::new())
+fn source(grammar: &str) -> GrammarSource {
+    GrammarSource::Lark(grammar.into(), Vec::new())
 }
 
 /// Whether a text is one of the grammar, after translation.
 fn is_text(grammar: &str, text: &str) -> bool {
-    match_text(&form(grammar), text) == Some(true)
+    match_text(&source(grammar), text) == Some(true)
 }
 
 const ARITHMETIC: &str = r#"

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use starling::structure::Limits;
-use starling_api::output::FormNames;
+use starling_api::output::SyntaxNames;
 
 pub use file::{SettingsFile, plain};
 pub use layers::{Configuration, ModelEntry, ServeOptions};
@@ -97,8 +97,8 @@ settings! {
     watch_config "watch-config" bool = false, "BOOL", "Reload the settings file when it changes, as on SIGHUP";
     fault_injection "fault-injection" bool = false, "BOOL", "Let administrators make workers fail, to test failover";
     chat_template "chat-template" Option<String> = None, "NAME|FILE", "Chat template: the name of a built-in one, or a file [default: the model's own, else chatml]" per model;
-    tool_call_format "tool-call-format" String = "auto".into(), "NAME", "Form of tool calls in answers: auto (by the chat template), none (they are content), or a name such as hermes, mistral or llama3" per model;
-    reasoning_format "reasoning-format" String = "auto".into(), "NAME", "Form of reasoning in answers: auto (by the chat template), none (it is content), or a name such as think or mistral" per model;
+    tool_call_format "tool-call-format" String = "auto".into(), "NAME", "GrammarSource of tool calls in answers: auto (by the chat template), none (they are content), or a name such as hermes, mistral or llama3" per model;
+    reasoning_format "reasoning-format" String = "auto".into(), "NAME", "GrammarSource of reasoning in answers: auto (by the chat template), none (it is content), or a name such as think or mistral" per model;
     ctx_size "ctx-size" Option<usize> = None, "N" in 1.0..=16_777_216.0, "Context size in tokens, prompt and output together [default: the model's training context, at most 8192]" per model;
     max_seqs "max-seqs" usize = 32, "N" in 1.0..=1024.0, "Sequences that run in one batch; further requests wait in the queue" per model;
     batch_tokens "batch-tokens" usize = 128, "N" in 1.0..=65_536.0, "Maximum tokens of an engine step, at least max-seqs; longer prompts are processed in several steps" per model;
@@ -213,7 +213,7 @@ impl Settings {
         if self.state_key_file.is_some() && self.state_dir.is_none() {
             return Err("state-key-file: expected --state-dir with it".into());
         }
-        let names = FormNames { calls: Some(&self.tool_call_format), reasoning: Some(&self.reasoning_format) };
+        let names = SyntaxNames { calls: Some(&self.tool_call_format), reasoning: Some(&self.reasoning_format) };
         names.check().map_err(|e| e.message)?;
         Ok(())
     }

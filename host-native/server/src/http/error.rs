@@ -20,12 +20,12 @@ tokio::task_local! {
     /// ID of the request that this task answers.
     pub static REQUEST_ID: Arc<str>;
     /// The form of its errors.
-    pub static ERROR_FORM: ErrorForm;
+    pub static ERROR_FORMAT: ErrorFormat;
 }
 
 /// The API whose form an error has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ErrorForm {
+pub enum ErrorFormat {
     OpenAi,
     Anthropic,
     Ollama,
@@ -33,15 +33,15 @@ pub enum ErrorForm {
     Tei,
 }
 
-impl ErrorForm {
+impl ErrorFormat {
     /// The form of errors of requests to `path` with these headers.
-    pub fn of(path: &str, headers: &HeaderMap) -> ErrorForm {
+    pub fn of(path: &str, headers: &HeaderMap) -> ErrorFormat {
         match path {
-            "/v1/messages" | "/v1/messages/count_tokens" => ErrorForm::Anthropic,
-            _ if path.starts_with("/v1/models") && headers.contains_key(ANTHROPIC_VERSION) => ErrorForm::Anthropic,
-            _ if path.starts_with("/api/") => ErrorForm::Ollama,
-            "/embed" | "/info" => ErrorForm::Tei,
-            _ => ErrorForm::OpenAi,
+            "/v1/messages" | "/v1/messages/count_tokens" => ErrorFormat::Anthropic,
+            _ if path.starts_with("/v1/models") && headers.contains_key(ANTHROPIC_VERSION) => ErrorFormat::Anthropic,
+            _ if path.starts_with("/api/") => ErrorFormat::Ollama,
+            "/embed" | "/info" => ErrorFormat::Tei,
+            _ => ErrorFormat::OpenAi,
         }
     }
 }
@@ -70,14 +70,14 @@ impl IntoResponse for HttpError {
         let HttpError(error) = self;
         let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let body = error.body(request_id());
-        let mut response = match ERROR_FORM.try_with(|form| *form).unwrap_or(ErrorForm::OpenAi) {
-            ErrorForm::OpenAi => json(status, &body),
-            ErrorForm::Anthropic => {
+        let mut response = match ERROR_FORMAT.try_with(|form| *form).unwrap_or(ErrorFormat::OpenAi) {
+            ErrorFormat::OpenAi => json(status, &body),
+            ErrorFormat::Anthropic => {
                 let status = StatusCode::from_u16(anthropic::error::status(error.status)).unwrap_or(status);
                 json(status, &AnthropicErrorBody::from(body))
             }
-            ErrorForm::Ollama => json(status, &OllamaError::from(body)),
-            ErrorForm::Tei => json(status, &TeiError::from(body)),
+            ErrorFormat::Ollama => json(status, &OllamaError::from(body)),
+            ErrorFormat::Tei => json(status, &TeiError::from(body)),
         };
         let code = error.code.unwrap_or(error.kind);
         response.extensions_mut().insert(ErrorCode { code, class: error.kind });

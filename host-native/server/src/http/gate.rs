@@ -23,7 +23,7 @@ use crate::admin::Administrator;
 use crate::guard::audit::{Event, Refusal};
 use crate::guard::auth::{Credential, Hosts};
 use crate::guard::rights::Rights;
-use crate::http::error::{ApiError, ERROR_FORM, ErrorForm, HttpError, REQUEST_ID, quoted};
+use crate::http::error::{ApiError, ERROR_FORMAT, ErrorFormat, HttpError, REQUEST_ID, quoted};
 use crate::observe::trace::Trace;
 use crate::routes::native::health::orca;
 use crate::server::{Caller, Server};
@@ -93,7 +93,7 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     let id = request_id(request.headers());
     let method = request.method().clone();
     let path = request.uri().path().to_string();
-    let form = ErrorForm::of(&path, request.headers());
+    let form = ErrorFormat::of(&path, request.headers());
     let session = request.headers().get("x-session-id").cloned();
     let orca_format =
         request.headers().get("endpoint-load-metrics-format").and_then(|f| f.to_str().ok()).map(str::to_string);
@@ -131,7 +131,7 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
         }
     };
     let inner = trace.clone().scope(inner.instrument(span.clone()));
-    let inner = ERROR_FORM.scope(form, inner);
+    let inner = ERROR_FORMAT.scope(form, inner);
     let mut response = REQUEST_ID.scope(Arc::clone(&id), inner).await;
     let status = response.status();
     gate.server.metrics.response(status.as_u16());

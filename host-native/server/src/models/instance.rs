@@ -13,7 +13,7 @@ use starling::kv::KvStats;
 use starling::model::Model;
 use starling::tokenizer::DecodeOptions;
 use starling_api::error::ApiError;
-use starling_api::output::ModelForms;
+use starling_api::output::ModelSyntax;
 use starling_host::error::Failure;
 use starling_host::pool::{CpuSet, ThreadPool};
 use starling_host::registry::ModelLock;
@@ -55,7 +55,7 @@ pub struct ModelInstance {
     pub fingerprint: String,
     pub template: ServedTemplate,
     /// Forms of calls and reasoning, by template and vocabulary.
-    pub forms: ModelForms,
+    pub forms: ModelSyntax,
     pub grammars: Grammars,
     /// `None` for encoders, which only embed.
     pub engine: Option<EngineOptions>,

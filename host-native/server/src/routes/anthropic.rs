@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use starling_api::anthropic::error::AnthropicErrorBody;
 use starling_api::anthropic::request::{MessagesRequest, TokenCount};
-use starling_api::anthropic::response::{MessageForm, MessageResponse};
+use starling_api::anthropic::response::{MessageFormat, MessageResponse};
 use starling_api::stream::{Framing, ServerSentEvent};
 
 use crate::http::body::Body;
@@ -34,8 +34,8 @@ pub async fn messages(
     body.check_max_tokens()?;
     let (request, skipped) = body.into_chat()?;
     let chat = start_chat(&server, &caller, request, "msg_").await?;
-    let form = MessageForm::new(chat.head.clone(), chat.plan.n_prompt, chat.stops.clone());
-    let response = chat.respond(form, Framing::ServerSentEvents, MessageForm::into_response).await?;
+    let form = MessageFormat::new(chat.head.clone(), chat.plan.n_prompt, chat.stops.clone());
+    let response = chat.respond(form, Framing::ServerSentEvents, MessageFormat::into_response).await?;
     Ok(with_skipped(response, &skipped))
 }
 

@@ -15,7 +15,7 @@ use crate::guard::policy::{apply_to_input, apply_to_text};
 use crate::http::body::Body;
 use crate::http::error::{ApiError, ErrorBody, HttpError, json};
 use crate::routes::common::messages::offload_tokenize;
-use crate::routes::openai::embeddings::{TextForm, check_lengths, compute};
+use crate::routes::openai::embeddings::{EmbeddingOptions, check_lengths, compute};
 use crate::server::{Caller, Server};
 
 /// Rank documents by their relevance to a query.
@@ -57,7 +57,7 @@ pub async fn rerank(
     let param = if plan.tei.is_some() { "texts" } else { "documents" };
     check_lengths(&instance, &texts, param)?;
     let n_tokens = texts.iter().map(Vec::len).sum();
-    let form = TextForm { dimensions: None, user: user.as_deref(), pooling: Some(Pooling::Rank) };
+    let form = EmbeddingOptions { dimensions: None, user: user.as_deref(), pooling: Some(Pooling::Rank) };
     let vectors = compute(&instance, &caller, &form, texts).await?;
     let scores: Vec<f32> = vectors.iter().map(|vector| vector.first().copied().unwrap_or_default()).collect();
     if plan.tei.is_some() {

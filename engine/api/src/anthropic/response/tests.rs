@@ -55,7 +55,7 @@ fn add_up(events: &Events) -> Value {
     message
 }
 
-fn check(form: MessageForm, parser: OutputParser, updates: &[Update]) -> Value {
+fn check(form: MessageFormat, parser: OutputParser, updates: &[Update]) -> Value {
     let (events, form) = run(AnswerWriter::new(parser, form), updates);
     let names: Vec<&str> = events.0.iter().filter_map(|(name, _)| name.as_deref()).collect();
     assert_eq!(names[..2], ["message_start", "ping"]);
@@ -67,7 +67,7 @@ fn check(form: MessageForm, parser: OutputParser, updates: &[Update]) -> Value {
 
 #[test]
 fn events_add_up_to_the_message() {
-    let form = || MessageForm::new(head(), 6, vec!["x".into(), "END".into()]);
+    let form = || MessageFormat::new(head(), 6, vec!["x".into(), "END".into()]);
     let text = check(form(), plain(), &updates(&["Hi", " there"], FinishReason::StopToken(5)));
     assert_eq!(text["content"], json!([{ "type": "text", "text": "Hi there" }]));
     assert_eq!(text["stop_reason"], "end_turn");
@@ -88,7 +88,7 @@ fn calls_and_reasoning_are_blocks() {
         "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>",
         "<tool_call>{\"name\": \"g\"}</tool_call>",
     ];
-    let form = MessageForm::new(head(), 6, Vec::new());
+    let form = MessageFormat::new(head(), 6, Vec::new());
     let called = check(form, hermes(), &updates(&texts, FinishReason::StopToken(5)));
     assert_eq!(called["stop_reason"], "tool_use");
     let content = called["content"].as_array().expect("blocks");
@@ -97,7 +97,7 @@ fn calls_and_reasoning_are_blocks() {
     assert_eq!((&content[2]["name"], &content[2]["input"]), (&"g".into(), &json!({})));
     assert!(content[1]["id"].as_str().is_some_and(|id| id.starts_with("toolu_")));
 
-    let mut form = MessageForm::new(head(), 6, Vec::new());
+    let mut form = MessageFormat::new(head(), 6, Vec::new());
     let mut events = Events::default();
     form.start(&mut events);
     for text in ["Let me", " think."] {
@@ -124,7 +124,7 @@ fn errors_have_the_types_of_the_vendor() {
         (ApiError::internal("x"), "api_error"),
     ] {
         let mut events = Events::default();
-        MessageForm::new(head(), 6, Vec::new()).fail(&error.body(Some("req-1".into())), &mut events);
+        MessageFormat::new(head(), 6, Vec::new()).fail(&error.body(Some("req-1".into())), &mut events);
         let data = json!({ "type": "error", "error": { "type": kind, "message": "x" }, "request_id": "req-1" });
         assert_eq!(events.0, [(Some("error".to_string()), data)]);
     }

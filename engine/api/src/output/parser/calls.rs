@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::super::Piece;
-use super::super::forms::{Body, IdForm, Start};
+use super::super::syntaxes::{Body, CallIdSyntax, Start};
 use super::super::values::{compact_json, json_parameter, literal_parameter, object_parameters, quote_ends};
 use super::{Call, MAX_NAME, OutputParser, Scan, State, find};
 use crate::tools::{FunctionCall, ToolCall};
@@ -70,7 +70,7 @@ impl OutputParser {
         let is_valid = !name.is_empty() && name.chars().all(is_name);
         let keeps_end = keeps_end || (marker == "{" && matches!(self.body(), Body::Named { .. }));
         let n = if keeps_end { n } else { n + marker.len() };
-        if name == "all" && self.form().is_some_and(|form| form.start == Start::Prompt) {
+        if name == "all" && self.syntax().is_some_and(|syntax| syntax.start == Start::Prompt) {
             self.consume(n);
             (self.call, self.state) = (Call::default(), State::Text);
             return true;
@@ -90,27 +90,27 @@ impl OutputParser {
         }
     }
 
-    /// The name in `text`, without what a form writes around it.
+    /// The name in `text`, without what a syntax writes around it.
     fn plain_name<'a>(&self, text: &'a str, prefix: &str) -> &'a str {
         let name = text.trim();
         let name = name.strip_prefix(prefix).unwrap_or(name);
         let name = if self.call.is_python { name.strip_suffix(".call").unwrap_or(name) } else { name };
-        let is_named = self.form().is_some_and(|form| form.ids == IdForm::Named);
+        let is_named = self.syntax().is_some_and(|syntax| syntax.ids == CallIdSyntax::Named);
         name.rsplit_once(':').filter(|(_, n)| is_named && n.parse::<u32>().is_ok()).map_or(name, |(name, _)| name)
     }
 
     /// A name of one of the request's functions that the end of the call follows, or a marker beside calls: a call without
     /// arguments. `None` if another text is read first, which is one of `ends`.
     fn bare_name(&mut self, ends: &[&str], end: bool) -> Option<bool> {
-        let (form, rest) = (self.form()?, self.rest());
-        let prefix = match form.body {
+        let (syntax, rest) = (self.syntax()?, self.rest());
+        let prefix = match syntax.body {
             Body::Named { prefix, .. } => prefix,
             Body::Pairs { .. } => "call:",
             Body::Json => "",
             _ => return None,
         };
         let marks: Vec<&str> =
-            form.open.iter().chain(form.around).copied().filter(|mark| !ends.contains(mark)).collect();
+            syntax.open.iter().chain(syntax.around).copied().filter(|mark| !ends.contains(mark)).collect();
         let all: Vec<&str> = ends.iter().copied().chain(marks.iter().copied()).collect();
         let (n, found) = find(rest, &all, end);
         if n > MAX_NAME || found.is_some_and(|found| found < ends.len()) {
@@ -175,9 +175,9 @@ impl OutputParser {
             self.take(1);
             return self.open_args(State::JsonArgs);
         }
-        let Some(form) = self.form() else { return self.fail(0) };
-        let mut marks: Vec<&str> = form.open.iter().chain(form.around).copied().collect();
-        if form.body == Body::Harmony {
+        let Some(syntax) = self.syntax() else { return self.fail(0) };
+        let mut marks: Vec<&str> = syntax.open.iter().chain(syntax.around).copied().collect();
+        if syntax.body == Body::Harmony {
             marks.extend(super::ENDS);
         }
         match find(self.rest(), &marks, end) {
@@ -201,8 +201,8 @@ impl OutputParser {
         let index = self.n_calls;
         self.n_calls += 1;
         self.gap.clear();
-        let form = self.plan.form.map_or(IdForm::Hex, |form| form.ids);
-        let id = self.plan.ids.choice(self.choice).id(index, form, &name);
+        let syntax = self.plan.syntax.map_or(CallIdSyntax::Hex, |syntax| syntax.ids);
+        let id = self.plan.ids.choice(self.choice).id(index, syntax, &name);
         let call = ToolCall { index, id, kind: "function", function: FunctionCall { name, arguments } };
         self.pieces.push(Piece::Call { call, is_complete });
         (self.is_after_call, self.is_fresh, self.is_after_reasoning) = (true, true, false);

@@ -1,6 +1,6 @@
 //! Calls of answers that were cut within them: the arguments end where the answer does.
 
-use super::super::forms::Body;
+use super::super::syntaxes::Body;
 use super::super::values::{compact, json_string};
 use super::{OutputParser, State};
 

@@ -4,7 +4,7 @@
 //! follows, and tags within the value that open and close are skipped together. Where that finds no end in the whole text,
 //! the tags within values are not counted ("flat"), and a parameter may lack its closing tag.
 
-use super::super::forms::{Body, Tags};
+use super::super::syntaxes::{Body, Tags};
 use super::super::values::{json_string, text_value};
 use super::{OutputParser, find, floor};
 
@@ -34,7 +34,7 @@ enum Found {
 impl OutputParser {
     pub(super) fn tag_args(&mut self, end: bool) -> bool {
         let Body::Tags(tags) = self.body() else { return self.fail(0) };
-        let around = self.form().map_or(&[][..], |form| form.around);
+        let around = self.syntax().map_or(&[][..], |syntax| syntax.around);
         let marks: Vec<&str> = [tags.key, tags.end].into_iter().chain(around.iter().copied()).collect();
         match find(self.rest(), &marks, end) {
             (0, Some(0)) => {}
@@ -140,7 +140,7 @@ impl OutputParser {
             Found::No => {}
             other => return other,
         }
-        let closers = self.form().into_iter().flat_map(|form| form.around).filter(|mark| mark.starts_with("</"));
+        let closers = self.syntax().into_iter().flat_map(|syntax| syntax.around).filter(|mark| mark.starts_with("</"));
         let marks: Vec<&str> = closers.copied().chain([tags.key]).collect();
         starts_with_any(rest, &marks, end)
     }
@@ -152,7 +152,7 @@ impl OutputParser {
             return if end { Found::Yes } else { Found::Unknown };
         }
         let marks: Vec<&str> =
-            self.form().into_iter().flat_map(|form| form.open.iter().chain(form.around)).copied().collect();
+            self.syntax().into_iter().flat_map(|syntax| syntax.open.iter().chain(syntax.around)).copied().collect();
         starts_with_any(rest, &marks, end)
     }
 
@@ -187,7 +187,7 @@ fn head(text: &str, tags: &Tags) -> Result<Head, Found> {
     Ok(Head { key: key.into(), attributes: attributes.into(), value_at: text.len() - value.len() })
 }
 
-/// The text of a value without the line breaks that a form writes around it.
+/// The text of a value without the line breaks that a syntax writes around it.
 fn verbatim<'a>(value: &'a str, tags: &Tags) -> &'a str {
     if !tags.has_layout {
         return value;

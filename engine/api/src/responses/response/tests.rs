@@ -1,13 +1,13 @@
 use super::*;
-use crate::output::{FormNames, ModelForms, OutputPlan};
+use crate::output::{ModelSyntax, OutputPlan, SyntaxNames};
 use crate::parts::AnswerWriter;
 use crate::parts::testing::{Events, hermes, plain, run, updates};
 
-fn form() -> ResponsesForm {
+fn form() -> ResponsesFormat {
     let text = |text: &str| SharedStr::from(text);
     let (id, model, system_fingerprint) = (text("resp_1"), text("tiny"), text("fp"));
     let head = ResponseHead { id, created: 7, model, system_fingerprint, seed: 3, session_id: None };
-    ResponsesForm::new(head, &ResponsesRequest::default(), 6)
+    ResponsesFormat::new(head, &ResponsesRequest::default(), 6)
 }
 
 /// The items of a response as a client adds them up from the events.
@@ -70,9 +70,9 @@ fn events_add_up_to_the_response() {
 
 #[test]
 fn tokens_of_reasoning_are_counted() {
-    let names = FormNames { calls: None, reasoning: Some("think") };
+    let names = SyntaxNames { calls: None, reasoning: Some("think") };
     let texts = ["<think>", "1 + 1 ", "is 2", "</think>", "\n\n2", ""];
-    let writer = AnswerWriter::new(OutputPlan::new(ModelForms::default(), names).parser(0), form());
+    let writer = AnswerWriter::new(OutputPlan::new(ModelSyntax::default(), names).parser(0), form());
     let (_, form) = run(writer, &updates(&texts, FinishReason::StopToken(5)));
     let usage = form.into_response().usage.expect("counts");
     assert_eq!((usage.output_tokens, usage.output_tokens_details.reasoning_tokens), (6, 4));
@@ -124,7 +124,7 @@ fn a_call_has_the_namespace_of_its_function() {
     let call = |name: &str| format!("<tool_call>{{\"name\": \"{name}\", \"arguments\": {{}}}}</tool_call>");
     let texts = [call("mcp__a__run"), call("run")];
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    let form = ResponsesForm::new(head, &request, 6);
+    let form = ResponsesFormat::new(head, &request, 6);
     let (events, form) = run(AnswerWriter::new(hermes(), form), &updates(&texts, FinishReason::StopToken(5)));
     let output = serde_json::to_value(form.into_response()).expect("JSON")["output"].clone();
     let found = [0, 1].map(|i| (output[i]["name"].clone(), output[i].get("namespace").cloned()));

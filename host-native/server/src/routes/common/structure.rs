@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use sha2::{Digest, Sha256};
 use starling::sampler::Constraint;
-use starling::structure::{Calls, Form, StructureError};
-use starling_api::structure::{ConstraintPlan, FormPlan, OutputConstraint, compile_error, param_of};
+use starling::structure::{Calls, GrammarSource, StructureError};
+use starling_api::structure::{ConstraintPlan, GrammarPlan, OutputConstraint, compile_error, param_of};
 use starling_api::tools::AllowedCalls;
 
 use super::fields;
@@ -21,13 +21,13 @@ use crate::server::{Caller, Server};
 pub struct Compiled {
     pub constraint: Arc<dyn Constraint>,
     /// Digest of what it was compiled from.
-    pub form: [u8; 32],
+    pub source: [u8; 32],
 }
 
 impl Compiled {
     /// The constraint and the digest of a request that may have one.
     pub fn unzip(compiled: Option<Compiled>) -> (Option<Arc<dyn Constraint>>, Option<[u8; 32]>) {
-        compiled.map(|Compiled { constraint, form }| (constraint, form)).unzip()
+        compiled.map(|Compiled { constraint, source }| (constraint, source)).unzip()
     }
 }
 
@@ -45,16 +45,16 @@ impl Compilation<'_> {
     ///
     /// # Errors
     /// The error in the schema or grammar.
-    async fn form(&self, param: String, form: Form) -> Result<Compiled, ApiError> {
+    async fn source(&self, param: String, source: GrammarSource) -> Result<Compiled, ApiError> {
         // every field is in the text, and equal forms have equal texts
-        let digest = Sha256::digest(format!("{form:?}")).into();
+        let digest = Sha256::digest(format!("{source:?}")).into();
         let unenforced = Arc::clone(&self.caller.unenforced);
         let work = move |instance: &ModelInstance, stop: &AtomicBool| {
-            let constraint = instance.grammars.constraint(&instance.model, &form, stop).map_err(|e| (param, e))?;
-            note_unenforced(&unenforced, form.unenforced());
+            let constraint = instance.grammars.constraint(&instance.model, &source, stop).map_err(|e| (param, e))?;
+            note_unenforced(&unenforced, source.unenforced());
             Ok(constraint)
         };
-        Ok(Compiled { constraint: self.compile(work).await?, form: digest })
+        Ok(Compiled { constraint: self.compile(work).await?, source: digest })
     }
 
     /// Compiles the constraint of a chat completion.
@@ -64,22 +64,22 @@ impl Compilation<'_> {
     pub async fn plan(&self, plan: ConstraintPlan) -> Result<Compiled, ApiError> {
         let digest = Sha256::digest(format!("{plan:?}")).into();
         let AllowedCalls { tools, callable, is_forced, parallel, style, answer } = match plan {
-            ConstraintPlan::Form(FormPlan { form, param }) => return self.form(param, form).await,
+            ConstraintPlan::Grammar(GrammarPlan { source, param }) => return self.source(param, source).await,
             ConstraintPlan::Calls(calls) => calls,
         };
-        let (param, form) = answer.unzip();
+        let (param, source) = answer.unzip();
         let unenforced = Arc::clone(&self.caller.unenforced);
         let work = move |instance: &ModelInstance, stop: &AtomicBool| {
             let checked = instance.grammars.check_tools(&style, &tools, callable.clone(), is_forced);
             checked.map_err(|(part, e)| (param_of(part, None), e))?;
             let calls = Calls::with_style(*style, &tools, callable, is_forced, parallel);
-            let result = instance.grammars.calls(&instance.model, &calls, form.as_ref(), stop);
+            let result = instance.grammars.calls(&instance.model, &calls, source.as_ref(), stop);
             let constraint = result.map_err(|(part, e)| (param_of(part, param), e))?;
-            let of_calls = calls.form().unenforced();
-            note_unenforced(&unenforced, form.iter().flat_map(Form::unenforced).chain(of_calls).collect());
+            let of_calls = calls.source().unenforced();
+            note_unenforced(&unenforced, source.iter().flat_map(GrammarSource::unenforced).chain(of_calls).collect());
             Ok(constraint)
         };
-        Ok(Compiled { constraint: self.compile(work).await?, form: digest })
+        Ok(Compiled { constraint: self.compile(work).await?, source: digest })
     }
 
     /// The compiled output constraint of a request, if it has one.
@@ -87,9 +87,9 @@ impl Compilation<'_> {
     /// # Errors
     /// The error, and the path of its field.
     pub async fn constraint(&self, constraint: OutputConstraint) -> Result<Option<Compiled>, ApiError> {
-        match constraint.form()? {
+        match constraint.source()? {
             None => Ok(None),
-            Some((param, form)) => self.form(param, form).await.map(Some),
+            Some((param, source)) => self.source(param, source).await.map(Some),
         }
     }
 

@@ -11,7 +11,7 @@ use starling_api::ollama::error::OllamaError;
 use starling_api::ollama::request::{
     GeneratePrompt, LoadOrUnload, OllamaChatRequest, OllamaGenerateRequest, RawPrompt, model_name,
 };
-use starling_api::ollama::response::{OllamaEndpoint, OllamaForm, OllamaResponse, loaded};
+use starling_api::ollama::response::{OllamaEndpoint, OllamaFormat, OllamaResponse, loaded};
 use starling_api::openai::chat::ChatCompletionRequest;
 use starling_api::openai::options::Logprobs;
 use starling_api::output::OutputPlan;
@@ -88,10 +88,10 @@ pub async fn generate(
     };
     let text = start_text(&server, &caller, request, "gen-").await?;
     let clock = SystemClock { start: caller.arrival };
-    let form = OllamaForm::new(OllamaEndpoint::Generate, &text.head, text.prompts.iter().map(Vec::len).sum(), clock);
+    let form = OllamaFormat::new(OllamaEndpoint::Generate, &text.head, text.prompts.iter().map(Vec::len).sum(), clock);
     let framing = text.options.is_stream().then_some(Framing::JsonLines);
     let delivery = Delivery { framing, size: 0, writes: Writes::default() };
-    let build = |writer: AnswerWriter<OllamaForm<SystemClock>>| writer.into_form().into_response();
+    let build = |writer: AnswerWriter<OllamaFormat<SystemClock>>| writer.into_format().into_response();
     Ok(respond(&text.instance, text.updates, AnswerWriter::new(OutputPlan::default().parser(0), form), delivery, build)
         .await?)
 }
@@ -103,8 +103,8 @@ async fn answer_chat(
     endpoint: OllamaEndpoint,
 ) -> Result<Response, ApiError> {
     let chat = start_chat(server, caller, request, "chat-").await?;
-    let form = OllamaForm::new(endpoint, &chat.head, chat.plan.n_prompt, SystemClock { start: caller.arrival });
-    chat.respond(form, Framing::JsonLines, OllamaForm::into_response).await
+    let form = OllamaFormat::new(endpoint, &chat.head, chat.plan.n_prompt, SystemClock { start: caller.arrival });
+    chat.respond(form, Framing::JsonLines, OllamaFormat::into_response).await
 }
 
 /// A request without a prompt: loads or unloads the model.

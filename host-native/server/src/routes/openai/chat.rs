@@ -14,8 +14,8 @@ use starling_api::messages::chat_end;
 use starling_api::openai::chat::{ChatChoice, ChatCompletionRequest, ChatPlan, ChatWriter, Prediction};
 use starling_api::openai::options::{RequestPlan, Scope};
 use starling_api::openai::response::{CompletionResponse, ResponseHead};
-use starling_api::output::{FormNames, reasoning_constraint};
-use starling_api::parts::{AnswerForm, AnswerWriter};
+use starling_api::output::{SyntaxNames, reasoning_constraint};
+use starling_api::parts::{AnswerWriter, WireFormat};
 use starling_api::stream::{EventSink, Framing, ServerSentEvent, StreamWriter};
 use starling_api::structure::constraint_plan;
 use starling_api::tools::{CallIds, parse_tool_choice};
@@ -112,17 +112,17 @@ pub async fn start_chat(
     let session = session(&options, caller)?.map(str::to_string);
     let variables = chat.template_variables()?;
     let settings = instance.settings();
-    let names = FormNames { calls: Some(&settings.tool_call_format), reasoning: Some(&settings.reasoning_format) };
+    let names = SyntaxNames { calls: Some(&settings.tool_call_format), reasoning: Some(&settings.reasoning_format) };
     let output = chat.output(instance.forms, names)?;
     let budget = chat.thinking_budget_tokens;
     let (inner, tools, choice) = (Arc::clone(&instance), chat.tools, chat.tool_choice);
     let (size, parallel) = (if tools.is_some() { usize::MAX } else { 0 }, chat.parallel_tool_calls != Some(false));
     let check = move || parse_tool_choice(inner.template.source(), tools, choice, parallel);
     let mut tools = offload(size, check).await??;
-    let form = constraint.form()?;
+    let grammar = constraint.source()?;
     let call_ids = CallIds::new(u128::from(random()) << 64 | u128::from(random()));
-    let output = tools.output(&instance.model, output, call_ids, form.is_some());
-    let compiled = match constraint_plan(form, &mut tools)? {
+    let output = tools.output(&instance.model, output, call_ids, grammar.is_some());
+    let compiled = match constraint_plan(grammar, &mut tools)? {
         Some(plan) => Some(Compilation { server, caller, instance: &instance }.plan(plan).await?),
         None => None,
     };
@@ -167,7 +167,7 @@ pub async fn start_chat(
     Ok(StartedChat { instance, updates, plan: chat_plan, head, is_stream, stops, recorder, writes, stored })
 }
 
-/// Digest of the constraint of an answer: its form, and the budget of reasoning tokens.
+/// Digest of the constraint of an answer: its grammar, and the budget of reasoning tokens.
 fn output_digest(form: Option<[u8; 32]>, budget: Option<usize>) -> Option<[u8; 32]> {
     match budget {
         None => form,
@@ -292,7 +292,7 @@ impl RecordedAnswer for ChatWriter {
     }
 }
 
-impl<F: AnswerForm> RecordedAnswer for AnswerWriter<F> {
+impl<F: WireFormat> RecordedAnswer for AnswerWriter<F> {
     fn first_answer(&self) -> &Answer {
         self.answer()
     }
@@ -310,7 +310,7 @@ impl StartedChat {
         build: impl FnOnce(F) -> T + Send + 'static,
     ) -> Result<Response, ApiError>
     where
-        F: AnswerForm + Send + Unpin + 'static,
+        F: WireFormat + Send + Unpin + 'static,
         T: Serialize,
     {
         let StartedChat { instance, updates, plan, is_stream, recorder, writes, .. } = self;
@@ -318,7 +318,7 @@ impl StartedChat {
             RecordedStream { writer: AnswerWriter::new(plan.output.parser(0), form), session: recorder, stored: None };
         let size = if plan.logprobs { usize::MAX } else { 0 };
         let delivery = Delivery { framing: is_stream.then_some(framing), size, writes };
-        let build = move |done: RecordedStream<AnswerWriter<F>>| build(done.writer.into_form());
+        let build = move |done: RecordedStream<AnswerWriter<F>>| build(done.writer.into_format());
         respond(&instance, updates, writer, delivery, build).await
     }
 }

@@ -96,7 +96,7 @@ pub async fn embed_inputs(
     if !missing.is_empty() {
         let (texts, keys): (Vec<_>, Vec<_>) =
             missing.into_iter().map(|(index, tokens, key)| (tokens, (index, key))).unzip();
-        let form = TextForm { dimensions: body.dimensions, user: body.user.as_deref(), pooling: None };
+        let form = EmbeddingOptions { dimensions: body.dimensions, user: body.user.as_deref(), pooling: None };
         let computed = compute(&instance, caller, &form, texts).await?;
         for (vector, (index, key)) in computed.into_iter().zip(keys) {
             if let Some(key) = key {
@@ -121,7 +121,7 @@ fn truncate_texts(texts: &mut [Vec<u32>], max: usize, has_end: bool) {
 }
 
 /// The form of the vectors of a request.
-pub struct TextForm<'a> {
+pub struct EmbeddingOptions<'a> {
     pub dimensions: Option<usize>,
     /// End user.
     pub user: Option<&'a str>,
@@ -144,7 +144,7 @@ pub fn check_lengths(instance: &ModelInstance, texts: &[Vec<u32>], name: &str) -
 pub async fn compute(
     instance: &ModelInstance,
     caller: &Caller,
-    form: &TextForm<'_>,
+    form: &EmbeddingOptions<'_>,
     texts: Vec<Vec<u32>>,
 ) -> Result<Vec<Vec<f32>>, ApiError> {
     let (n, tokens) = (texts.len(), texts.iter().map(Vec::len).sum::<usize>());
@@ -158,7 +158,7 @@ pub async fn compute(
     let (to, mut updates) = updates(n, 1, Arc::clone(&caller.usage));
     let times = caller.deadlines(&instance.settings(), false);
     updates.hold_trial(trial);
-    let TextForm { dimensions, pooling, .. } = *form;
+    let EmbeddingOptions { dimensions, pooling, .. } = *form;
     let request_id: Arc<str> = request_id().unwrap_or_default().into();
     let job = |(index, tokens)| {
         let (to, request_id) = (to.clone(), Arc::clone(&request_id));

@@ -6,11 +6,11 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use starling_api::responses::request::{ConvertedResponse, InputTokens, ResponsesRequest};
-use starling_api::responses::response::{ResponsesForm, ResponsesResponse};
+use starling_api::responses::response::{ResponsesFormat, ResponsesResponse};
 use starling_api::stream::{EventBuffer, Framing, NoEvents, ServerSentEvent};
 
 use super::chat::{count_chat, start_chat};
-use super::stored_responses::{Keeping, KeptForm, previous_items};
+use super::stored_responses::{Keeping, StoredResponseFormat, previous_items};
 use crate::http::body::Body;
 use crate::http::error::{ApiError, ErrorBody, HttpError, json, with_skipped};
 use crate::routes::common::answer::response_head;
@@ -45,9 +45,9 @@ pub async fn responses(
     let ConvertedResponse { chat, skipped } = body.into_chat(before)?;
     let chat = start_chat(&server, &caller, chat, "resp_").await?;
     let model = chat.plan.logprobs.then(|| Arc::clone(&chat.plan.model));
-    let form = ResponsesForm::new(chat.head.clone(), &echo, chat.plan.n_prompt).with_logprobs(model);
-    let form = KeptForm::new(form, keeping, chat.writes.clone());
-    let response = chat.respond(form, Framing::ServerSentEvents, KeptForm::into_response).await?;
+    let form = ResponsesFormat::new(chat.head.clone(), &echo, chat.plan.n_prompt).with_logprobs(model);
+    let form = StoredResponseFormat::new(form, keeping, chat.writes.clone());
+    let response = chat.respond(form, Framing::ServerSentEvents, StoredResponseFormat::into_response).await?;
     Ok(with_skipped(response, &skipped))
 }
 
@@ -61,8 +61,8 @@ async fn probe(
     let instance = server.model(body.model.as_deref(), None, caller).await?;
     let seed = body.seed.map_or(0, |seed| seed.0);
     let (form, writes) =
-        (ResponsesForm::new(response_head(&instance, "resp_", seed, None), body, 0), Writes::default());
-    let mut form = KeptForm::new(form, keeping, writes.clone());
+        (ResponsesFormat::new(response_head(&instance, "resp_", seed, None), body, 0), Writes::default());
+    let mut form = StoredResponseFormat::new(form, keeping, writes.clone());
     if body.stream != Some(true) {
         form.finish_probe(&mut NoEvents);
         writes.durable().await?;

@@ -9,9 +9,9 @@ use axum::response::Response;
 use starling::chat::Json;
 use starling_api::answer::Answer;
 use starling_api::openai::stored::{PageQuery, StoredList, check_metadata};
-use starling_api::parts::{AnswerForm, Part};
+use starling_api::parts::{Part, WireFormat};
 use starling_api::responses::request::{InputItems, ResponsesRequest};
-use starling_api::responses::response::{ResponsesForm, ResponsesResponse};
+use starling_api::responses::response::{ResponsesFormat, ResponsesResponse};
 use starling_api::responses::stored::{DeletedResponse, StoredResponse, named_items};
 use starling_api::stream::EventSink;
 use starling_host::clock::unix_millis;
@@ -84,16 +84,16 @@ impl Keeping {
 }
 
 /// Writes a response, and keeps it at its end.
-pub struct KeptForm {
-    form: ResponsesForm,
+pub struct StoredResponseFormat {
+    form: ResponsesFormat,
     keeping: Option<Keeping>,
     writes: Writes,
 }
 
-impl KeptForm {
+impl StoredResponseFormat {
     /// The response waits for the `writes`.
-    pub fn new(form: ResponsesForm, keeping: Option<Keeping>, writes: Writes) -> KeptForm {
-        KeptForm { form: form.stored(keeping.is_some()), keeping, writes }
+    pub fn new(form: ResponsesFormat, keeping: Option<Keeping>, writes: Writes) -> StoredResponseFormat {
+        StoredResponseFormat { form: form.stored(keeping.is_some()), keeping, writes }
     }
 
     pub fn into_response(self) -> ResponsesResponse {
@@ -113,7 +113,7 @@ impl KeptForm {
     }
 }
 
-impl AnswerForm for KeptForm {
+impl WireFormat for StoredResponseFormat {
     fn start(&mut self, sink: &mut dyn EventSink) {
         self.form.start(sink);
     }

@@ -1,11 +1,11 @@
-//! The table of the forms in which models write tool calls and reasoning; [`super::detect`] chooses one for a model.
+//! The table of the syntaxes in which models write tool calls and reasoning; [`super::detect`] chooses one for a model.
 
 /// How a model writes tool calls.
 #[derive(Debug, PartialEq, Eq)]
-pub struct CallForm {
+pub struct CallSyntax {
     /// Name in settings and requests.
     pub name: &'static str,
-    /// Texts that all occur in a prompt of this form that describes tools; without any, the form is only used if it is named.
+    /// Texts that all occur in a prompt of this syntax that describes tools; without any, the syntax is only used if it is named.
     pub template: &'static [&'static str],
     /// Markers, each of which begins a call or a list of calls.
     pub open: &'static [&'static str],
@@ -14,7 +14,7 @@ pub struct CallForm {
     /// What follows the opening marker.
     pub body: Body,
     /// IDs of the calls.
-    pub ids: IdForm,
+    pub ids: CallIdSyntax,
     /// Where calls begin besides at a marker.
     pub start: Start,
 }
@@ -67,7 +67,7 @@ pub struct Tags {
 
 /// IDs of calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum IdForm {
+pub enum CallIdSyntax {
     /// `call_` and 32 hexadecimal digits.
     Hex,
     /// Nine letters and digits, which Mistral's templates demand.
@@ -129,17 +129,17 @@ const DSML: Tags = Tags {
     has_layout: false,
 };
 
-macro_rules! forms {
+macro_rules! syntaxes {
     ($($name:literal $template:tt $open:tt $around:tt $body:expr, $ids:ident, $start:ident;)*) => {
-        /// All forms, special ones before those that they are like.
-        pub static FORMS: &[CallForm] = &[$(CallForm {
-            name: $name, template: &$template, open: &$open, around: &$around, body: $body, ids: IdForm::$ids,
+        /// All syntaxes, special ones before those that they are like.
+        pub static CALL_SYNTAXES: &[CallSyntax] = &[$(CallSyntax {
+            name: $name, template: &$template, open: &$open, around: &$around, body: $body, ids: CallIdSyntax::$ids,
             start: Start::$start,
         },)*];
     };
 }
 
-forms! {
+syntaxes! {
     "harmony" ["<|channel|>", "<|message|>"] [] [] Body::Harmony, Hex, Marker;
     "gemma4" ["<|tool_call>"] ["<|tool_call>"] ["<tool_call|>"] Body::Pairs { quote: "<|\"|>" }, Hex, Marker;
     "functiongemma" ["<start_function_call>"] ["<start_function_call>"] ["<end_function_call>"]
@@ -187,7 +187,7 @@ forms! {
 
 /// How a model writes its reasoning.
 #[derive(Debug, PartialEq, Eq)]
-pub struct ReasoningForm {
+pub struct ReasoningSyntax {
     /// Name in settings and requests.
     pub name: &'static str,
     /// Before the reasoning.
@@ -198,13 +198,13 @@ pub struct ReasoningForm {
     pub repeats: bool,
 }
 
-/// All forms of reasoning besides Harmony's.
-pub static REASONING: &[ReasoningForm] = &[
-    ReasoningForm { name: "think", open: "<think>", close: "</think>", repeats: false },
-    ReasoningForm { name: "mistral", open: "[THINK]", close: "[/THINK]", repeats: true },
-    ReasoningForm { name: "command-r7b", open: "<|START_THINKING|>", close: "<|END_THINKING|>", repeats: true },
-    ReasoningForm { name: "gemma4", open: "<|channel>thought", close: "<channel|>", repeats: true },
-    ReasoningForm { name: "seed", open: "<seed:think>", close: "</seed:think>", repeats: true },
-    ReasoningForm { name: "exaone", open: "<thought>", close: "</thought>", repeats: false },
-    ReasoningForm { name: "apertus", open: "<|inner_prefix|>", close: "<|inner_suffix|>", repeats: true },
+/// All syntaxes of reasoning besides Harmony's.
+pub static REASONING: &[ReasoningSyntax] = &[
+    ReasoningSyntax { name: "think", open: "<think>", close: "</think>", repeats: false },
+    ReasoningSyntax { name: "mistral", open: "[THINK]", close: "[/THINK]", repeats: true },
+    ReasoningSyntax { name: "command-r7b", open: "<|START_THINKING|>", close: "<|END_THINKING|>", repeats: true },
+    ReasoningSyntax { name: "gemma4", open: "<|channel>thought", close: "<channel|>", repeats: true },
+    ReasoningSyntax { name: "seed", open: "<seed:think>", close: "</seed:think>", repeats: true },
+    ReasoningSyntax { name: "exaone", open: "<thought>", close: "</thought>", repeats: false },
+    ReasoningSyntax { name: "apertus", open: "<|inner_prefix|>", close: "<|inner_suffix|>", repeats: true },
 ];

@@ -14,7 +14,7 @@ mod values;
 /// An output constraint: the text of the answer must match it.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Form {
+pub enum GrammarSource {
     /// JSON that is valid against a schema.
     Schema(Value),
     /// A text that a regular expression matches from beginning to end.
@@ -23,9 +23,9 @@ pub enum Form {
     Choice(Vec<String>),
     /// A text of a grammar in `llguidance`'s Lark syntax; `@schema_0` in it stands for JSON of the first schema.
     Lark(String, Vec<Value>),
-    /// As [`Form::Lark`]; `@answer` in the grammar stands for a text of the other form. Built by `structure::Calls::or`.
+    /// As [`GrammarSource::Lark`]; `@answer` in the grammar stands for a text of the other form. Built by `structure::Calls::or`.
     #[serde(skip)]
-    LarkOr(String, Vec<Value>, Box<Form>),
+    LarkOr(String, Vec<Value>, Box<GrammarSource>),
 }
 
 /// The form of enforced tool calls: the texts around their parts.
@@ -83,9 +83,9 @@ impl Default for CallStyle {
     }
 }
 
-impl Form {
+impl GrammarSource {
     /// The schema of any JSON object.
-    pub fn object() -> Form {
-        Form::Schema(json!({ "type": "object" }))
+    pub fn object() -> GrammarSource {
+        GrammarSource::Schema(json!({ "type": "object" }))
     }
 }
