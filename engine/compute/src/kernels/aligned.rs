@@ -115,8 +115,12 @@ pub struct WeightArena {
     rest: Option<AlignedBuf>,
 }
 
-/// Bytes of a segment. 0 on WebAssembly, where reserved memory is used memory.
-const SEGMENT_BYTES: usize = if cfg!(target_family = "wasm") { 0 } else { 32 << 20 };
+/// Bytes of a segment. 0 on WebAssembly, where reserved memory is used memory; few under Miri, which is slow.
+const SEGMENT_BYTES: usize = match (cfg!(target_family = "wasm"), cfg!(miri)) {
+    (true, _) => 0,
+    (_, true) => 64 << 10,
+    _ => 32 << 20,
+};
 
 impl WeightArena {
     /// A buffer of `len` zero bytes. The unused tail of a segment is released.
@@ -225,24 +229,14 @@ mod tests {
     use super::*;
     use alloc::vec;
 
+    /// A 32nd of a segment.
+    const UNIT: usize = if cfg!(miri) { 2 << 10 } else { 1 << 20 };
+
     #[test]
     fn buffers_of_an_arena_are_apart() {
         let mut arena = WeightArena::default();
-        let sizes = [
-            1,
-            64,
-            65,
-            0,
-            SEGMENT_BYTES / 8 + 1,
-            1 << 20,
-            3 << 20,
-            4 << 20,
-            4 << 20,
-            4 << 20,
-            4 << 20,
-            4 << 20,
-            4 << 20,
-        ];
+        let sizes =
+            [1, 64, 65, 0, SEGMENT_BYTES / 8 + 1, UNIT, 3 * UNIT, 4 * UNIT, 4 * UNIT, 4 * UNIT, 4 * UNIT, 4 * UNIT];
         let mut bufs: Vec<AlignedBuf> = sizes.iter().map(|&n| arena.zeroed(n).unwrap()).collect();
         drop(arena);
         for (i, buf) in bufs.iter_mut().enumerate() {
