@@ -16,10 +16,10 @@ use crate::config::{LIVE, ModelEntry, TABLE};
 use crate::guard::auth::Keys;
 use crate::http::connection_memory::MemoryLimits;
 use crate::http::tls;
-use crate::models::loading;
-use crate::models::entry::Entry;
-use crate::models::pool::ModelPool;
 use crate::models::changes::SwapOptions;
+use crate::models::entry::Entry;
+use crate::models::loading;
+use crate::models::pool::ModelPool;
 use crate::server::Server;
 use crate::start::{log_filter, read_policy};
 

@@ -116,7 +116,11 @@ pub struct ModelActor<I, E> {
 impl<I: Instance, E: Clone> ModelActor<I, E> {
     pub fn new(entry: ModelEntry) -> ModelActor<I, E> {
         let inner = Inner { entry: Arc::new(entry), is_removed: false };
-        ModelActor { inner: Mutex::new(inner), state: watch::Sender::new(ModelState::Unloaded), turn: tokio::sync::Mutex::default() }
+        ModelActor {
+            inner: Mutex::new(inner),
+            state: watch::Sender::new(ModelState::Unloaded),
+            turn: tokio::sync::Mutex::default(),
+        }
     }
 
     pub fn state(&self) -> ModelState<I, E> {

@@ -9,6 +9,7 @@
 //! pool's reference: the last request that ends frees the weights.
 
 pub mod actor;
+mod admission;
 pub mod budget;
 pub mod changes;
 pub mod cores;
@@ -23,6 +24,7 @@ mod kv_memory;
 pub mod loading;
 pub mod pool;
 pub mod pressure;
+mod restart;
 pub mod self_test;
 pub mod split;
 pub mod status;

@@ -108,7 +108,11 @@ impl Loader<Stub, &'static str> for StubLoader {
 #[derive(Debug, Clone)]
 enum Command {
     Load(Plan),
-    Swap { source: Option<u8>, drain: bool, plan: Plan },
+    Swap {
+        source: Option<u8>,
+        drain: bool,
+        plan: Plan,
+    },
     Unload,
     UnloadIdle,
     Remove,
@@ -182,9 +186,10 @@ impl Model {
 
     fn end(&self) -> End {
         let entry = self.actor.entry();
-        let instance = self.actor.instance().map(|instance| {
-            (instance.source.clone(), instance.n_ctx, instance.settings.lock().unwrap().queue_high)
-        });
+        let instance = self
+            .actor
+            .instance()
+            .map(|instance| (instance.source.clone(), instance.n_ctx, instance.settings.lock().unwrap().queue_high));
         End {
             state: self.actor.state().name(),
             instance,
@@ -234,8 +239,12 @@ fn orders<'a>(commands: &[&'a Command]) -> Vec<Vec<&'a Command>> {
 
 fn plans() -> impl Strategy<Value = Plan> {
     let mostly = || prop::bool::weighted(0.7);
-    (0usize..4, mostly(), mostly(), mostly())
-        .prop_map(|(turns, first_load, test, other_loads)| Plan { turns, first_load, test, other_loads })
+    (0usize..4, mostly(), mostly(), mostly()).prop_map(|(turns, first_load, test, other_loads)| Plan {
+        turns,
+        first_load,
+        test,
+        other_loads,
+    })
 }
 
 fn commands() -> impl Strategy<Value = Command> {

@@ -21,9 +21,9 @@ use crate::admin::Administrator;
 use crate::http::body::Body;
 use crate::http::error::{ANTHROPIC_VERSION, ApiError, ErrorBody, HttpError, json};
 use crate::http::params::PathParams;
-use crate::models::instance::ModelInstance;
-use crate::models::entry::{Entry, EntryState};
 use crate::models::actor::ModelState;
+use crate::models::entry::{Entry, EntryState};
+use crate::models::instance::ModelInstance;
 use crate::routes::common::options::defaults;
 use crate::server::{Caller, Server};
 
