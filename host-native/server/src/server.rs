@@ -62,6 +62,8 @@ pub struct Server {
     pub audit: Option<Arc<AuditTrail>>,
     pub log_filter: LogFilter,
     pub failures: SharedFailures,
+    /// Held from the look at the settings until they are changed.
+    pub settings_change: Mutex<()>,
     pub start: Instant,
     /// Reads flags, environment and settings file again.
     pub configure: Configure,

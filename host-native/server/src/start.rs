@@ -3,8 +3,8 @@
 use std::io::IsTerminal;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime};
 
 use starling::receipt::Hex;
@@ -207,6 +207,7 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
         admin_keys,
         log_filter,
         failures,
+        settings_change: Mutex::default(),
         start,
         configure,
         config_file,

@@ -15,7 +15,7 @@ use super::models::{Done, find};
 use crate::http::body::Body;
 use crate::http::error::{ApiError, ErrorBody, HttpError, INVALID_REQUEST, json, quoted};
 use crate::http::params::PathParams;
-use crate::models::pool::Entry;
+use crate::models::entry::Entry;
 use crate::server::Server;
 use crate::state::kv_disk::{Refusal, Stats};
 

@@ -18,7 +18,10 @@ use super::workers::{WorkerInfo, worker_info};
 use crate::http::body::Body;
 use crate::http::error::{ApiError, ErrorBody, HttpError, json};
 use crate::http::params::PathParams;
-use crate::models::pool::{Entry, ModelState, PoolError, SwapOptions};
+use crate::models::actor::ModelState;
+use crate::models::changes::SwapOptions;
+use crate::models::entry::Entry;
+use crate::models::error::PoolError;
 use crate::models::self_test::SelfTest;
 use crate::server::Server;
 

@@ -4,7 +4,7 @@
 //! run time are reported. Models follow the file: new ones are added, others replaced if their source or their file has changed,
 //! and those that the file had and no longer has are removed. Models that an administrator has added stay.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use serde::Serialize;
 use starling_host::error::Failure;
@@ -16,8 +16,10 @@ use crate::config::{LIVE, ModelEntry, TABLE};
 use crate::guard::auth::Keys;
 use crate::http::connection_memory::MemoryLimits;
 use crate::http::tls;
+use crate::models::changes::SwapOptions;
+use crate::models::entry::Entry;
 use crate::models::loading;
-use crate::models::pool::{Entry, ModelPool, SwapOptions};
+use crate::models::pool::ModelPool;
 use crate::server::Server;
 use crate::start::{log_filter, read_policy};
 
@@ -48,6 +50,7 @@ pub async fn reload(server: &Arc<Server>) -> Result<Reloaded, Failure> {
     let tls = tls::acceptor(&new.settings)?;
     let policy = read_policy(&new.settings, &server.metrics)?;
     log_filter(&new.settings.log_level).map_err(Failure::Usage)?;
+    let change = server.settings_change.lock().unwrap_or_else(PoisonError::into_inner);
     let before = server.settings();
     let mut reloaded = Reloaded::default();
     for setting in TABLE {
@@ -81,6 +84,7 @@ pub async fn reload(server: &Arc<Server>) -> Result<Reloaded, Failure> {
     let settings = models.clone();
     let added =
         server.pool.change_models(added, &gone, &models, || set_all(server, new, settings).map_err(Failure::Usage))?;
+    drop(change);
     known.iter().chain(&added).for_each(|entry| entry.set_configured());
     server.memory.set_limits(MemoryLimits::new(&server.settings(), &keys));
     server.keys.set(keys);

@@ -1,7 +1,7 @@
 //! Settings: those in effect with their origin, and changes while the server runs.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use axum::Extension;
 use axum::extract::State;
@@ -16,7 +16,7 @@ use crate::config::{Configuration, LIVE, ModelEntry, Settings, TABLE, plain, set
 use crate::guard::auth::Keys;
 use crate::http::body::Body;
 use crate::http::error::{ApiError, ErrorBody, HttpError, json};
-use crate::models::pool::Entry;
+use crate::models::entry::Entry;
 use crate::server::Server;
 use crate::start::log_filter;
 
@@ -93,6 +93,7 @@ pub async fn patch(
 }
 
 fn apply(server: &Server, changes: &Changes, administrator: &Administrator) -> Result<Vec<String>, ApiError> {
+    let _change = server.settings_change.lock().unwrap_or_else(PoisonError::into_inner);
     let mut settings = Settings::clone(&server.settings());
     let mut models: Vec<(Arc<Entry>, Settings)> =
         server.pool.entries().into_iter().map(|entry| (Arc::clone(&entry), entry.settings())).collect();

@@ -87,14 +87,16 @@ impl Dispatcher {
             return true;
         }
         let inner = self.lock();
-        // a worker that drains or has ended takes nothing more
-        let goes_on = |state| !matches!(state, WorkerState::Draining | WorkerState::Ended);
-        let is_alive = |id: u32| inner.workers.iter().any(|w| w.handle.id == id && goes_on(w.handle.status.state()));
-        match job.group.worker().filter(|id| is_alive(*id)) {
+        match job.group.worker().filter(|id| inner.is_alive(*id)) {
             // the prompt is in the cache of the worker of the first answer
             Some(worker) => worker == id,
             None => inner.choose(&job.group).is_none_or(|chosen| chosen == id),
         }
+    }
+
+    /// Whether a worker takes jobs, now or once it has restarted.
+    pub fn is_alive(&self, id: u32) -> bool {
+        self.lock().is_alive(id)
     }
 
     /// Notes that a worker has taken a job.
@@ -120,6 +122,12 @@ impl Dispatcher {
 }
 
 impl Inner {
+    /// A worker that drains or has ended takes nothing more.
+    fn is_alive(&self, id: u32) -> bool {
+        let goes_on = |state| !matches!(state, WorkerState::Draining | WorkerState::Ended);
+        self.workers.iter().any(|worker| worker.handle.id == id && goes_on(worker.handle.status.state()))
+    }
+
     fn choose(&self, group: &SequenceGroup) -> Option<u32> {
         let with_room = self.workers.iter().filter(|worker| worker.handle.status.has_room());
         let loads: Vec<Load> = with_room

@@ -20,16 +20,19 @@ use starling_host::registry::ModelLock;
 use starling_host::structure::Grammars;
 use starling_host::template::ServedTemplate;
 
+use super::actor::Instance;
 use super::budget::{MemoryBudget, MemoryLease};
 use super::cores::{SharedThreads, Threads};
 use super::dispatch::Dispatcher;
 use super::engines::Shared;
+use super::error::PoolError;
 use super::loading;
-use super::pool::PoolError;
+use super::restart::requeue;
 use super::status::{WorkerHandle, WorkerState};
-use super::worker::{Worker, requeue};
+use super::worker::Worker;
 use crate::config::{Live, Settings};
 use crate::models::pressure::Pressure;
+use crate::observe::metrics::Metrics;
 use crate::observe::model_metrics::{self, ModelMetrics, Snapshot};
 use crate::schedule::breaker::{Breaker, Trial};
 use crate::schedule::fair_turns::FairTurns;
@@ -73,6 +76,8 @@ pub struct ModelInstance {
     pub workers: Workers,
     pub breaker: Arc<Breaker>,
     pub metrics: Arc<ModelMetrics>,
+    /// Metrics of the server.
+    pub server_metrics: Arc<Metrics>,
     pub sessions: Arc<Sessions>,
     /// Writes the sessions (`--state-dir`).
     pub journal: Option<Arc<SessionJournal>>,
@@ -96,14 +101,6 @@ impl ModelInstance {
     /// Settings of the model.
     pub fn settings(&self) -> Arc<Settings> {
         self.settings.get()
-    }
-
-    /// Changes the settings that take effect while the model serves.
-    pub fn set_settings(&self, settings: Settings) {
-        self.queue.set_limits(limits(&settings), settings.max_inputs);
-        self.workers.dispatcher().set_strategy(settings.strategy);
-        self.workers.set_batch_limits(&settings);
-        self.settings.set(settings);
     }
 
     /// Values of the gauges. Does not wait for a worker.
@@ -176,9 +173,32 @@ impl ModelInstance {
     pub fn is_outdated(&self) -> bool {
         self.files.iter().any(|(path, stamp)| loading::file_stamp(path) != *stamp)
     }
+}
 
-    /// Whether requests are queued or running.
-    pub fn is_busy(&self) -> bool {
+impl Instance for ModelInstance {
+    fn set_settings(&self, settings: Settings) {
+        self.queue.set_limits(limits(&settings), settings.max_inputs);
+        self.workers.dispatcher().set_strategy(settings.strategy);
+        self.workers.set_batch_limits(&settings);
+        self.settings.set(settings);
+    }
+
+    fn publish(&self) {
+        self.workers.publish(&self.metrics);
+        self.metrics.set_loaded(true, self.model.weight_bytes());
+        self.server_metrics.describe_cache(&self.name, self.n_pages);
+    }
+
+    fn withdraw(&self, reason: Option<&'static str>) {
+        if let Some(reason) = reason {
+            tracing::info!(model = &*self.name, reason, "model unloaded");
+            self.metrics.unloaded(reason);
+        }
+        self.metrics.set_loaded(false, 0);
+        self.metrics.set(&Snapshot { sessions: self.sessions.len(), ..Snapshot::default() });
+    }
+
+    fn is_busy(&self) -> bool {
         let snapshot = self.snapshot();
         snapshot.running + snapshot.texts + snapshot.depth.iter().sum::<usize>() > 0
     }

@@ -1,7 +1,7 @@
 //! Loads a model: weights, chat template, KV cache, workers.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use starling::embed::{EmbedderOptions, Pooling};
@@ -65,8 +65,6 @@ pub struct Identity {
     pub sessions: Arc<Sessions>,
     /// Writes the sessions (`--state-dir`).
     pub journal: Option<Arc<SessionJournal>>,
-    /// Namespaces of its KV pages on disk, of all loads: another file, or another KV type, has another.
-    pub kv_namespaces: Arc<Mutex<Vec<Namespace>>>,
     /// Largest `batch_tokens` and `max_seqs` that may be set while the model serves.
     pub batch_capacity: usize,
     pub seqs_capacity: usize,
@@ -164,7 +162,7 @@ fn n_workers(settings: &Settings) -> usize {
 pub fn load(
     entry: &ModelEntry,
     (args, draft): (&ModelOptions, Option<&ModelOptions>),
-    identity: &Identity,
+    identity: Identity,
     resources: &Resources,
     mut lease: MemoryLease,
 ) -> Result<Arc<ModelInstance>, Failure> {
@@ -238,16 +236,6 @@ pub fn load(
             kv_namespace = worker.engine().map(|engine| Namespace(engine.page_namespace()));
         })?;
     }
-    if let Some(namespace) = kv_namespace {
-        let mut known = identity.kv_namespaces.lock().unwrap_or_else(PoisonError::into_inner);
-        if !known.contains(&namespace) {
-            known.push(namespace);
-        }
-    }
-    if let Some(journal) = &identity.journal {
-        journal.restore(&identity.sessions, &sha256);
-    }
-    resources.metrics.describe_cache(&identity.name, n_pages);
     let seconds = start.elapsed().as_secs_f64();
     tracing::info!(
         model = &*identity.name,
@@ -276,7 +264,8 @@ pub fn load(
         breaker,
         metrics: Arc::clone(&identity.metrics),
         sessions: Arc::clone(&identity.sessions),
-        journal: identity.journal.clone(),
+        journal: identity.journal,
+        server_metrics: Arc::clone(&resources.metrics),
         slots: Arc::new(Slots::new(engine.map_or(0, |options| options.max_seqs))),
         replay: Arc::new(FairTurns::new(REPLAYS)),
         created: unix_now(),

@@ -56,10 +56,11 @@ impl Worker {
 
     /// Computes some layers of a batch of texts, so that running answers go on between them.
     pub fn embed(&mut self) {
+        self.is_embedding = true;
         if self.n_batch == 0 && !self.begin_batch() {
+            self.is_embedding = false;
             return;
         }
-        self.is_embedding = true;
         raise_injected(&self.status, self.shared.stall_timeout);
         let batch = &self.texts[..self.n_batch];
         let n_tokens = batch.iter().map(|queued| queued.job.tokens.len()).sum();

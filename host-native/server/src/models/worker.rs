@@ -1,9 +1,7 @@
 //! A worker: an engine on its own thread. It takes jobs from the model's queue, runs engine steps, and sends each job its
 //! updates.
 //!
-//! A panic in a step ends the engine, not the thread: the jobs go back to the front of the queue with the tokens that were
-//! sent, the worker makes a new engine, and returns when that answers a probe. Another worker, or this one, continues each
-//! answer after its last token. As every engine computes the same bits, a client sees no difference.
+//! `admission.rs` has what it takes from the queue, `restart.rs` what follows a panic.
 
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,32 +10,27 @@ use std::time::{Duration, Instant};
 
 use starling::embed::EmbedderOptions;
 use starling::engine::{Engine, Event, FinishReason};
-use starling::error::{MemoryError, RequestError};
+use starling::error::MemoryError;
 use starling::kv::KvStats;
 use starling::receipt::Receipt;
-use starling_host::clock::unix_now;
 
 use super::budget::MemoryLease;
 use super::cores::Threads;
 use super::disk_tier::{Saved, WorkerTier};
 use super::engines::{Engines, Shared};
+use super::restart::{FIRST_BACKOFF, message};
 use super::status::{InjectedFault, Running, WorkerState, WorkerStatus};
-use crate::observe::failures::Failure;
 use crate::observe::model_metrics::Outcome;
 use crate::schedule::handoff::Waiting;
 use crate::schedule::queue::{Failed, Job, PrefixEviction, Shutdown, TextJob, Update, UpdateSender};
 use crate::schedule::scheduler::Queued;
 
 /// Maximum sleep of the idle thread; it bounds the age of the heartbeat.
-const IDLE_WAIT: Duration = Duration::from_millis(200);
+pub(super) const IDLE_WAIT: Duration = Duration::from_millis(200);
 /// Interval at which the engine thread publishes the KV statistics while it works.
 const KV_STATS_INTERVAL: Duration = Duration::from_millis(50);
-/// First and last wait before an engine is made again after a fault.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(30));
 /// Time to save new KV pages before cached ones are evicted, and at the end.
 const SAVE_TIME: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
-/// Time without a fault after which the wait is the first again.
-const BACKOFF_RESET: Duration = Duration::from_secs(60);
 
 /// State of a worker's thread.
 pub struct Worker {
@@ -45,25 +38,25 @@ pub struct Worker {
     pub(super) shared: Shared,
     pub(super) threads: Threads,
     pub(super) engines: Engines,
-    tier: Option<WorkerTier>,
+    pub(super) tier: Option<WorkerTier>,
     pub(super) status: Arc<WorkerStatus>,
     /// A job between queue and engine.
-    submitting: Option<Queued<Job>>,
+    pub(super) submitting: Option<Queued<Job>>,
     /// Texts that are embedded now and next.
     pub(super) texts: Vec<Queued<TextJob>>,
     /// Number of them in the batch that is computed.
     pub(super) n_batch: usize,
-    /// Whether a layer of that batch is computed now: a panic is theirs.
+    /// Whether a batch is chosen or a layer of it computed now: a panic is theirs.
     pub(super) is_embedding: bool,
     kv_stats_published: Option<Instant>,
     /// KV statistics up to which the metrics have counted.
-    counted: KvStats,
+    pub(super) counted: KvStats,
     /// Takeovers of the jobs that this thread knows of.
-    takeovers: u64,
-    backoff: Duration,
-    last_fault: Option<Instant>,
+    pub(super) takeovers: u64,
+    pub(super) backoff: Duration,
+    pub(super) last_fault: Option<Instant>,
     /// Whether an answer was completed since the engine was made.
-    has_answered: bool,
+    pub(super) has_answered: bool,
     /// The memory of the engine, and of the weights if it outlives all others.
     _memory: Vec<Arc<MemoryLease>>,
 }
@@ -105,7 +98,7 @@ impl Worker {
             kv_stats_published: None,
             counted: KvStats::default(),
             takeovers: 0,
-            backoff: BACKOFF.0,
+            backoff: FIRST_BACKOFF,
             last_fault: None,
             has_answered: false,
             _memory: memory,
@@ -310,7 +303,7 @@ impl Worker {
     }
 
     /// Ends a job that failed, or was cancelled (`None`).
-    fn close(&self, queued: &Queued<Job>, failed: Option<Failed>) {
+    pub(super) fn close(&self, queued: &Queued<Job>, failed: Option<Failed>) {
         let job = &queued.job;
         job.start_others();
         job.end_trace(failed.as_ref());
@@ -326,55 +319,6 @@ impl Worker {
                 job.send(Update::Failed(failed));
             }
         }
-    }
-
-    /// Submits jobs to the engine, up to `max_seqs`. A job that finds too few free KV pages goes back to the front of the
-    /// queue, so that later jobs do not overtake it.
-    fn admit(&mut self) {
-        if self.shared.engine.is_none() {
-            return;
-        }
-        let max_seqs = self.shared.max_seqs();
-        loop {
-            let n_restoring = self.tier.as_ref().map_or(0, WorkerTier::n_restoring);
-            if self.engines.active() + n_restoring >= max_seqs {
-                break;
-            }
-            let (dispatcher, id, tier) = (&self.shared.dispatcher, self.id, &self.tier);
-            let is_restoring = |job: &Job| tier.as_ref().is_some_and(|tier| tier.is_restoring(&job.group));
-            let is_mine = |job: &Job| job.is_ready() && !is_restoring(job) && dispatcher.is_for(job, id);
-            let next = self.shared.queue.lock().prompts.take(is_mine);
-            let Some(next) = next else { break };
-            self.submitting = Some(next);
-            if self.restore() {
-                continue;
-            }
-            if !self.submit() {
-                break;
-            }
-            self.status.set_running(self.engines.active(), max_seqs);
-        }
-        let has_rest = self.shared.dispatcher.has_several() && self.shared.queue.lock().prompts.waiting() > 0;
-        if has_rest {
-            // what does not fit here may now go to another
-            self.shared.queue.notify();
-        }
-    }
-
-    /// Puts the job of `submitting` back into the queue if KV pages of its prompt are to be read from disk first. Returns
-    /// whether it did.
-    fn restore(&mut self) -> bool {
-        let parts = self.tier.as_mut().zip(self.engines.engine.as_ref());
-        let Some(((tier, engine), queued)) = parts.zip(self.submitting.as_mut()) else { return false };
-        if !tier.begin(engine, &mut queued.job) {
-            return false;
-        }
-        if let Some(queued) = self.submitting.take() {
-            // the pages come to this worker
-            self.shared.dispatcher.taken(&queued.job, self.id);
-            self.shared.queue.lock().prompts.put_back(queued);
-        }
-        true
     }
 
     /// Imports KV pages that were read from disk. Returns whether there were some.
@@ -395,41 +339,9 @@ impl Worker {
         }
     }
 
-    fn restart_tier(&mut self) {
+    pub(super) fn restart_tier(&mut self) {
         if let Some((tier, engine)) = self.tier.as_mut().zip(self.engines.engine.as_mut()) {
             tier.restart(engine);
-        }
-    }
-
-    /// Submits the job of `submitting`. Returns whether there may be room for another.
-    fn submit(&mut self) -> bool {
-        let (Some(next), Some(engine)) = (&mut self.submitting, &mut self.engines.engine) else { return false };
-        let (request, is_closed) = (next.job.request(), next.job.to.is_closed());
-        let result = engine.try_submit(request);
-        let Some(mut queued) = self.submitting.take() else { return false };
-        match result {
-            Ok(id) => {
-                self.shared.dispatcher.taken(&queued.job, self.id);
-                let (started, job) = (Instant::now(), &mut queued.job);
-                if !mem::replace(&mut job.progress.is_started, true) {
-                    self.shared.metrics.queue_time(started - job.times.arrival);
-                    job.stages.taken(&job.trace, job.index);
-                    job.send(Update::Started);
-                }
-                let running = Running { queued, started, last_token: None, prompt: Vec::new() };
-                self.status.jobs().insert(id, running);
-                true
-            }
-            Err((RequestError::NoCapacity { .. }, request)) if self.engines.active() > 0 && !is_closed => {
-                queued.job.refused = Some(request);
-                self.status.set_lacks_pages(true);
-                self.shared.queue.lock().prompts.put_back(queued);
-                false
-            }
-            Err((e, _)) => {
-                self.close(&queued, (!is_closed).then(|| e.into()));
-                true
-            }
         }
     }
 
@@ -480,6 +392,7 @@ impl Worker {
                     if job.is_repeated(token) {
                         return;
                     }
+                    *has_answered |= job.progress.faults.acquit();
                     match last {
                         Some(last) => metrics.next_token(now - last),
                         None if job.progress.tokens.len() == 1 => metrics.first_token(now - job.times.arrival),
@@ -538,107 +451,6 @@ impl Worker {
             self.status.set_kv(stats);
         }
     }
-
-    /// After a panic: returns the jobs to the queue.
-    fn fault(&mut self, fault: &Arc<str>) {
-        tracing::error!(model = &*self.shared.name, worker = self.id, "worker failed: {fault}; its requests continue");
-        self.shared.metrics.worker_fault("panic");
-        self.status.set_state(WorkerState::Restarting);
-        let jobs = mem::take(&mut *self.status.jobs()).into_values().map(|running| running.queued);
-        let jobs: Vec<_> = jobs.chain(self.submitting.take()).collect();
-        let n_suspects = if mem::take(&mut self.is_embedding) { self.n_batch } else { 0 };
-        let texts = self.texts[..n_suspects].iter().map(|text| Arc::clone(&text.tenant));
-        let tenants =
-            if n_suspects > 0 { texts.collect() } else { jobs.iter().map(|job| Arc::clone(&job.tenant)).collect() };
-        self.shared.breaker.model_fault(tenants, Instant::now());
-        // answers are not to blame for a fault of texts, nor texts for one of answers
-        requeue(&self.shared, self.id, jobs, (n_suspects == 0).then_some(fault));
-        self.put_back_texts(n_suspects, fault);
-        self.shared.queue.notify();
-    }
-
-    /// Makes a new engine, after a wait that doubles with each fault before an answer was completed. Returns whether the worker goes on.
-    fn restart(&mut self) -> bool {
-        let is_new = self.has_answered || self.last_fault.is_none_or(|at| at.elapsed() > BACKOFF_RESET);
-        self.has_answered = false;
-        self.backoff = if is_new { BACKOFF.0 } else { (2 * self.backoff).min(BACKOFF.1) };
-        self.last_fault = Some(Instant::now());
-        self.shared.dispatcher.clear_cache(self.id);
-        self.status.set_running(0, 0);
-        self.engines.engine = None;
-        if let Some(tier) = &mut self.tier {
-            tier.reset();
-        }
-        loop {
-            let until = Instant::now() + self.backoff;
-            while Instant::now() < until {
-                self.status.beat();
-                let waiting = self.shared.queue.lock();
-                let (shutdown, n) = (waiting.shutdown, waiting.prompts.waiting() + waiting.texts.waiting());
-                drop(waiting);
-                if shutdown == Shutdown::Now || (shutdown == Shutdown::Draining && n == 0) {
-                    return false;
-                }
-                std::thread::sleep(IDLE_WAIT.min(until.saturating_duration_since(Instant::now())));
-            }
-            let (cpu, threads) = (self.shared.cpu, &self.threads);
-            let engines = catch_unwind(AssertUnwindSafe(|| {
-                let mut engines = Engines::new(&self.shared, threads)?;
-                engines.probe(cpu, threads);
-                Ok::<_, MemoryError>(engines)
-            }));
-            match engines {
-                Ok(Ok(engines)) => {
-                    self.engines = engines;
-                    self.restart_tier();
-                    (self.counted, self.takeovers) = (KvStats::default(), self.status.takeovers());
-                    self.status.set_lacks_pages(false);
-                    self.status.set_running(0, self.shared.max_seqs());
-                    self.status.set_state(WorkerState::Healthy);
-                    self.shared.queue.notify();
-                    tracing::info!(model = &*self.shared.name, worker = self.id, "worker restarted");
-                    return true;
-                }
-                Ok(Err(e)) => tracing::error!(worker = self.id, "worker not restarted: {e}"),
-                Err(panic) => tracing::error!(worker = self.id, "worker not restarted: {}", message(&*panic)),
-            }
-            self.backoff = (2 * self.backoff).min(BACKOFF.1);
-        }
-    }
-}
-
-/// Returns the jobs of a lost worker to the front of the queue. A job whose last worker was lost by the same fault ends
-/// with an error; without `fault` none of them is to blame.
-pub fn requeue(shared: &Shared, worker: u32, jobs: Vec<Queued<Job>>, fault: Option<&Arc<str>>) {
-    let (mut n_resumed, mut waiting) = (0, shared.queue.lock());
-    for mut queued in jobs {
-        let job = &mut queued.job;
-        job.group.set_worker(None);
-        if let Some(fault) = fault
-            && job.progress.fault.replace(Arc::clone(fault)).as_ref() == Some(fault)
-        {
-            shared.failures.add(Failure {
-                time: unix_now(),
-                request_id: job.request_id.to_string(),
-                model: shared.name.to_string(),
-                worker,
-                fault: fault.to_string(),
-                tokens: job.progress.tokens.len(),
-            });
-            job.start_others();
-            job.end_trace(Some(&Failed::Worker));
-            shared.metrics.failed(&Failed::Worker);
-            waiting.prompts.release(&queued.tenant);
-            queued.job.send(Update::Failed(Failed::Worker));
-            continue;
-        }
-        n_resumed += 1;
-        let deadline = job.times.arrival + job.times.total;
-        queued.extend_deadline(deadline);
-        waiting.prompts.put_back(queued);
-    }
-    drop(waiting);
-    shared.metrics.resumed(n_resumed);
 }
 
 /// Raises a fault that a test has asked for.
@@ -648,9 +460,4 @@ pub fn raise_injected(status: &WorkerStatus, stall_timeout: Duration) {
         Some(InjectedFault::Stall) => std::thread::sleep(stall_timeout + Duration::from_secs(1)),
         None => {}
     }
-}
-
-fn message(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panic".into())
 }

@@ -3,6 +3,7 @@
 pub mod breaker;
 pub mod compile_slots;
 pub mod fair_turns;
+pub mod faults;
 pub mod handoff;
 pub mod offload;
 pub mod queue;

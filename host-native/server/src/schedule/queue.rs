@@ -17,6 +17,7 @@ pub use starling_api::update::{Failed, Update};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::breaker::Trial;
+use super::faults::Faults;
 use super::handoff;
 pub use super::handoff::{Closed, PrefixEviction, Shutdown, Ticket};
 use crate::guard::policy::AnswerFilters;
@@ -66,8 +67,7 @@ pub struct Progress {
     pub n_repeated: usize,
     /// Tokens drafted, and those of them that were sampled.
     pub drafts: (usize, usize),
-    /// Fault that ended the last worker.
-    pub fault: Option<Arc<str>>,
+    pub faults: Faults,
 }
 
 impl Job {

@@ -204,6 +204,17 @@ impl<J> Scheduler<J> {
         Some(queued)
     }
 
+    /// Whether one of the requests that were put back is `wanted`.
+    pub fn has_held(&self, wanted: impl Fn(&J) -> bool) -> bool {
+        self.held.iter().any(|id| self.jobs.get(id).is_some_and(|queued| wanted(&queued.job)))
+    }
+
+    /// As [`Scheduler::take`], of the requests that were put back only.
+    pub fn take_held(&mut self, wanted: impl Fn(&J) -> bool) -> Option<Queued<J>> {
+        // then `take` finds it before it gives a turn to any other
+        if self.has_held(&wanted) { self.take(wanted) } else { None }
+    }
+
     /// Returns a request that was taken and cannot start now to the front of the queue.
     pub fn put_back(&mut self, queued: Queued<J>) {
         let load = self.tenants.entry(Arc::clone(&queued.tenant)).or_default();

@@ -12,8 +12,10 @@ use utoipa::ToSchema;
 
 use crate::guard::rights::Rights;
 use crate::http::error::json;
+use crate::models::actor::ModelState;
+use crate::models::entry::Entry;
 use crate::models::instance::ModelInstance;
-use crate::models::pool::{Entry, ModelPool, ModelState};
+use crate::models::pool::ModelPool;
 use crate::models::pressure::MAX_LEVEL;
 use crate::models::status::{WorkerHandle, WorkerState};
 use crate::observe::metrics::of_tenant;

@@ -21,9 +21,9 @@ use starling_host::clock::unix_now;
 
 use crate::http::body::Body;
 use crate::http::error::{ApiError, HttpError, json};
+use crate::models::entry::Entry;
 use crate::models::header::{ModelHeader, ModelKind};
 use crate::models::instance::ModelInstance;
-use crate::models::pool::Entry;
 use crate::schedule::offload::offload;
 use crate::server::{Caller, Server};
 

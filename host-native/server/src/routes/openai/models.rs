@@ -21,8 +21,9 @@ use crate::admin::Administrator;
 use crate::http::body::Body;
 use crate::http::error::{ANTHROPIC_VERSION, ApiError, ErrorBody, HttpError, json};
 use crate::http::params::PathParams;
+use crate::models::actor::ModelState;
+use crate::models::entry::{Entry, EntryState};
 use crate::models::instance::ModelInstance;
-use crate::models::pool::{Entry, ModelState};
 use crate::routes::common::options::defaults;
 use crate::server::{Caller, Server};
 
@@ -32,7 +33,7 @@ const EVENT_INTERVAL: Duration = Duration::from_millis(50);
 const EVENT_KEEP_ALIVE: u32 = 200;
 
 /// The state of a model for clients.
-pub fn status(state: &ModelState) -> ModelStatus {
+pub fn status(state: &EntryState) -> ModelStatus {
     let error = if let ModelState::Failed(why) = state { Some(why.for_clients()) } else { None };
     ModelStatus { value: state.name(), error }
 }
