@@ -22,6 +22,8 @@ PATH=$target/tools/bin:$PATH
 
 # Panic messages have the same paths on every machine, without a user's directories
 flags=
+# smaller modules
+export CARGO_PROFILE_RELEASE_LTO=thin
 for folder in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/ "$(rustc --print sysroot)/lib/rustlib/src/rust/"; do
     flags="$flags --remap-path-prefix=$folder="
 done

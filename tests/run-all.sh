@@ -108,6 +108,14 @@ intrinsics_are_inlined() {
     cargo build --quiet --release && ! nm --demangle "$target/release/starling" | grep 'core_arch::x86::avx'
 }
 
+# undefined behaviour in the safe interfaces of `unsafe` code: buffers, pages, tasks
+miri() {
+    { rustup component add miri rust-src --toolchain nightly ||
+        rustup toolchain install nightly --profile minimal --component miri --component rust-src; } &&
+        MIRIFLAGS=-Zmiri-disable-isolation CARGO_TARGET_DIR=$target/miri cargo +nightly miri test --quiet -p starling-compute \
+            --lib --no-default-features -- kernels::aligned kernels::tasks kernels::attention::memory
+}
+
 wasi_run() {
     cargo test --quiet --release --manifest-path tests/wasi-run/Cargo.toml --target-dir "$target/wasi-run" "$@"
 }
@@ -210,6 +218,7 @@ step doc env RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps
 step bare-metal cargo check --quiet -p starling --no-default-features --target aarch64-unknown-none
 step fuzz-targets cargo check --quiet --manifest-path tests/fuzz/Cargo.toml --target-dir "$target/fuzz"
 step intrinsics-are-inlined intrinsics_are_inlined
+step miri miri
 step native cargo test --quiet --workspace
 # not scalar-wasm: relaxed-simd tests its kernels too, and module-in-wasmtime its module
 for name in neon neon-dotprod simd128 relaxed-simd-node relaxed-simd; do
