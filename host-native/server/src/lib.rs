@@ -20,6 +20,7 @@ mod guard;
 mod http;
 mod models;
 mod observe;
+mod priority;
 mod routes;
 mod run;
 mod schedule;
@@ -29,4 +30,4 @@ mod state;
 mod sync;
 
 pub use guard::audit;
-pub use run::run;
+pub use run::{RunningServer, run};

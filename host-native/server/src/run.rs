@@ -10,12 +10,12 @@ use starling_host::error::Failure;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 
-use crate::admin::Administrator;
-use crate::config::ServeOptions;
+use crate::config::{Configuration, ServeOptions, Settings};
 use crate::guard::audit;
 use crate::guard::auth::Hosts;
 use crate::http::listener::{self, Listener};
 use crate::models::loading;
+use crate::observe::log::{LogFilter, init_log};
 use crate::observe::{callback, trace};
 use crate::routes::router::{Routes, router};
 use crate::schedule::queue::Shutdown;
@@ -39,27 +39,87 @@ const SUPERVISION_INTERVAL: Duration = Duration::from_millis(500);
 /// First backoff of the readiness callback.
 const CALLBACK_BACKOFF: Duration = Duration::from_millis(500);
 
-/// Serves until SIGTERM or SIGINT.
+/// Serves until SIGTERM or SIGINT, with a log on standard error. Prints the address to standard output.
 ///
 /// # Errors
 /// If a setting is invalid, the model does not load, the address is in use, the engine panics, or the shutdown ends
 /// running requests.
 pub fn run(options: ServeOptions) -> Result<(), Failure> {
     let configuration = options.configuration()?;
-    let settings = configuration.settings.clone();
-    let log_filter = start::init_log(&settings)?;
-    let listener = start::listen(&settings)?;
-    let admin = start::listen_admin(&settings)?;
+    let log_filter = init_log(&configuration.settings)?;
+    let sockets = Sockets::open(&configuration.settings)?;
     let n_blocking =
         std::thread::available_parallelism().map_or(1, usize::from).max(MIN_BLOCKING_THREADS) + LOADING_THREADS;
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(HTTP_THREADS).max_blocking_threads(n_blocking).enable_all().build()?;
-    let exporter = trace::Exporter::new(&settings, runtime.handle())?;
+    let exporter = trace::Exporter::new(&configuration.settings, runtime.handle())?;
+    let source = source(options, configuration);
+    let server = runtime.block_on(start::open(source, exporter, log_filter))?;
+    let result = runtime.block_on(serve(&server, sockets));
+    flush(&server)?;
+    runtime.shutdown_timeout(CLOSE_TIMEOUT);
+    result
+}
+
+/// The configuration, and how it is read again.
+fn source(options: ServeOptions, configuration: Configuration) -> start::Source {
     let config_file = options.config.clone();
     let configure = Box::new(move || options.configuration());
-    let source = start::Source { configuration, configure, config_file };
-    let server = runtime.block_on(start::open(source, exporter, log_filter))?;
-    let result = runtime.block_on(serve(&server, listener, admin));
+    start::Source { configuration, configure, config_file }
+}
+
+/// The listeners: of all, and of administrators if they have one of their own.
+struct Sockets {
+    all: std::net::TcpListener,
+    admin: Option<std::net::TcpListener>,
+}
+
+impl Sockets {
+    fn open(settings: &Settings) -> Result<Sockets, Failure> {
+        Ok(Sockets { all: start::listen(settings)?, admin: start::listen_admin(settings)? })
+    }
+}
+
+/// A server in the runtime of another program: it has no handlers of signals, and its log is the program's.
+pub struct RunningServer {
+    server: Arc<Server>,
+    connections: Connections,
+}
+
+impl RunningServer {
+    /// Loads the models, and serves from now on.
+    ///
+    /// # Errors
+    /// If a setting is invalid, a model does not load, or the address is in use.
+    pub async fn start(options: ServeOptions) -> Result<RunningServer, Failure> {
+        let configuration = options.configuration()?;
+        let sockets = Sockets::open(&configuration.settings)?;
+        let exporter = trace::Exporter::new(&configuration.settings, &tokio::runtime::Handle::current())?;
+        let server = start::open(source(options, configuration), exporter, LogFilter::of_program()).await?;
+        let connections = Connections::accept(&server, sockets)?;
+        Ok(RunningServer { server, connections })
+    }
+
+    /// The address, with the port that the system has chosen if the setting is 0.
+    pub fn url(&self) -> &str {
+        &self.connections.url
+    }
+
+    /// Refuses new requests, and ends once the running ones are complete or `drain-timeout` is over.
+    ///
+    /// # Errors
+    /// If running requests were ended, or the audit log cannot be written.
+    pub async fn stop(self) -> Result<(), Failure> {
+        let RunningServer { server, connections } = self;
+        let result = connections.shut_down(&server, std::future::pending).await;
+        let flushed = tokio::task::spawn_blocking(move || flush(&server)).await;
+        flushed.map_err(io::Error::other)??;
+        result
+    }
+}
+
+/// Writes what is to outlive the process.
+fn flush(server: &Server) -> Result<(), Failure> {
     if let Some(log) = &server.audit {
         log.record(audit::Event::ServerStopped);
         log.flush()?;
@@ -80,44 +140,15 @@ pub fn run(options: ServeOptions) -> Result<(), Failure> {
         tracing::warn!("state-dir: some rows were not written within {} s", STATE_FLUSH_TIMEOUT.as_secs());
     }
     server.exporter.end();
-    runtime.shutdown_timeout(CLOSE_TIMEOUT);
-    result
+    Ok(())
 }
 
-async fn serve(
-    server: &Arc<Server>,
-    listener: std::net::TcpListener,
-    admin: Option<std::net::TcpListener>,
-) -> Result<(), Failure> {
-    let address = listener.local_addr()?;
-    let url = format!("{}://{address}", if server.tls.is_some() { "https" } else { "http" });
+async fn serve(server: &Arc<Server>, sockets: Sockets) -> Result<(), Failure> {
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let (stop, stopped) = watch::channel(false);
-    let (now, at_once) = watch::channel(false);
-    let which = if admin.is_some() { Routes::Public } else { Routes::All };
-    let listeners = [Some((listener, which)), admin.map(|listener| (listener, Routes::Admin))];
-    let mut connections = tokio::task::JoinSet::new();
-    for (tcp, which) in listeners.into_iter().flatten() {
-        let address = tcp.local_addr()?;
-        if which == Routes::Admin {
-            tracing::info!("administration on {address}");
-        }
-        let routes = router(server, Hosts::new(&server.settings(), address.ip()), which);
-        let listener = Listener { tcp: tokio::net::TcpListener::from_std(tcp)?, tls: server.tls.clone() };
-        let (settings, stopped, at_once) = (server.settings(), stopped.clone(), at_once.clone());
-        connections.spawn(async move { listener::serve(listener, routes, &settings, stopped, at_once).await });
-    }
-    let connections = connections.join_all();
-    let names: Vec<String> = server.pool.entries().iter().map(|entry| entry.name.to_string()).collect();
-    tracing::info!(worker_id = &*server.worker_id, "listening on {url}, models: {}", names.join(", "));
+    let connections = Connections::accept(server, sockets)?;
     // a program that starts the server with port 0 reads the port from here
-    writeln!(stdout(), "{url}")?;
+    writeln!(stdout(), "{}", connections.url)?;
     stdout().flush()?;
-    if let Some(callback) = server.settings().callback_url.clone() {
-        tokio::spawn(callback::report(callback, start::readiness_report(server, &url), CALLBACK_BACKOFF));
-    }
-    tokio::spawn(supervise(Arc::clone(server)));
-
     let mut hangup = signal(SignalKind::hangup())?;
     loop {
         tokio::select! {
@@ -126,47 +157,99 @@ async fn serve(
             _ = hangup.recv() => reload(server).await,
         }
     }
-    tracing::info!("shutting down: {} requests running", server.snapshot().running);
-    server.shutting_down.store(true, Ordering::Release);
-    let mut poll = tokio::time::interval(Duration::from_millis(20));
-    // a model that is being loaded now is not shut down, and not waited for
-    let instances: Vec<_> = server.pool.entries().iter().filter_map(|entry| entry.instance()).collect();
-    instances.iter().for_each(|instance| instance.queue.shut_down(Shutdown::Draining));
-    let deadline = Instant::now() + server.settings().drain_timeout;
-    let mut clean = true;
-    while !instances.iter().all(|instance| instance.workers.have_ended()) {
+    let interrupted = async || {
         tokio::select! {
-            _ = term.recv() => clean = false,
-            _ = int.recv() => clean = false,
-            _ = poll.tick() => clean &= Instant::now() < deadline || server.snapshot().running == 0,
+            _ = term.recv() => {}
+            _ = int.recv() => {}
         }
-        if !clean {
-            instances.iter().for_each(|instance| instance.queue.shut_down(Shutdown::Now));
-        }
-    }
-    let _ = stop.send(true);
-    let timeout = tokio::time::sleep(if clean { CLOSE_TIMEOUT } else { Duration::from_millis(200) });
-    tokio::pin!(connections, timeout);
-    let done = tokio::select! {
-        _ = &mut connections => true,
-        () = &mut timeout => false,
     };
-    if !done {
-        let _ = now.send(true);
-        connections.await;
+    connections.shut_down(server, interrupted).await
+}
+
+/// The connections of a server, and what looks after it.
+struct Connections {
+    url: String,
+    listeners: tokio::task::JoinSet<()>,
+    supervision: tokio::task::JoinHandle<()>,
+    /// Accept no more, and close those that are idle.
+    stop: watch::Sender<bool>,
+    /// Close all.
+    now: watch::Sender<bool>,
+}
+
+impl Connections {
+    fn accept(server: &Arc<Server>, Sockets { all, admin }: Sockets) -> Result<Connections, Failure> {
+        let address = all.local_addr()?;
+        let url = format!("{}://{address}", if server.tls.is_some() { "https" } else { "http" });
+        let (stop, stopped) = watch::channel(false);
+        let (now, at_once) = watch::channel(false);
+        let which = if admin.is_some() { Routes::Public } else { Routes::All };
+        let sockets = [Some((all, which)), admin.map(|listener| (listener, Routes::Admin))];
+        let mut listeners = tokio::task::JoinSet::new();
+        for (tcp, which) in sockets.into_iter().flatten() {
+            let address = tcp.local_addr()?;
+            if which == Routes::Admin {
+                tracing::info!("administration on {address}");
+            }
+            let routes = router(server, Hosts::new(&server.settings(), address.ip()), which);
+            let listener = Listener { tcp: tokio::net::TcpListener::from_std(tcp)?, tls: server.tls.clone() };
+            let (settings, stopped, at_once) = (server.settings(), stopped.clone(), at_once.clone());
+            listeners.spawn(async move { listener::serve(listener, routes, &settings, stopped, at_once).await });
+        }
+        let names: Vec<String> = server.pool.entries().iter().map(|entry| entry.name.to_string()).collect();
+        tracing::info!(worker_id = &*server.worker_id, "listening on {url}, models: {}", names.join(", "));
+        if let Some(callback) = server.settings().callback_url.clone() {
+            tokio::spawn(callback::report(callback, start::readiness_report(server, &url), CALLBACK_BACKOFF));
+        }
+        let supervision = tokio::spawn(supervise(Arc::clone(server)));
+        Ok(Connections { url, listeners, supervision, stop, now })
     }
-    if !clean {
-        return Err(io::Error::other("shutdown: running requests were ended before they were complete").into());
+
+    /// Drains the server. Each time that `interrupted` ends, running requests end at once.
+    async fn shut_down(self, server: &Server, mut interrupted: impl AsyncFnMut()) -> Result<(), Failure> {
+        tracing::info!("shutting down: {} requests running", server.snapshot().running);
+        server.shutting_down.store(true, Ordering::Release);
+        let mut poll = tokio::time::interval(Duration::from_millis(20));
+        // a model that is being loaded now is not shut down, and not waited for
+        let instances: Vec<_> = server.pool.entries().iter().filter_map(|entry| entry.instance()).collect();
+        instances.iter().for_each(|instance| instance.queue.shut_down(Shutdown::Draining));
+        let deadline = Instant::now() + server.settings().drain_timeout;
+        let mut clean = true;
+        while !instances.iter().all(|instance| instance.workers.have_ended()) {
+            tokio::select! {
+                () = interrupted() => clean = false,
+                _ = poll.tick() => clean &= Instant::now() < deadline || server.snapshot().running == 0,
+            }
+            if !clean {
+                instances.iter().for_each(|instance| instance.queue.shut_down(Shutdown::Now));
+            }
+        }
+        let _ = self.stop.send(true);
+        let connections = self.listeners.join_all();
+        let timeout = tokio::time::sleep(if clean { CLOSE_TIMEOUT } else { Duration::from_millis(200) });
+        tokio::pin!(connections, timeout);
+        let done = tokio::select! {
+            _ = &mut connections => true,
+            () = &mut timeout => false,
+        };
+        if !done {
+            let _ = self.now.send(true);
+            connections.await;
+        }
+        self.supervision.abort();
+        if !clean {
+            return Err(io::Error::other("shutdown: running requests were ended before they were complete").into());
+        }
+        tracing::info!("shutdown: all requests are complete");
+        Ok(())
     }
-    tracing::info!("shutdown: all requests are complete");
-    Ok(())
 }
 
 /// Reloads the settings; an error is logged, and nothing has changed.
 async fn reload(server: &Arc<Server>) {
     let result = admin::reload(server).await;
     let error = result.as_ref().err().map(ToString::to_string);
-    Administrator::system(server).record("reload", "settings", error.as_deref());
+    server.system().record("reload", "settings", error.as_deref());
     if let Err(e) = result {
         tracing::error!("settings not reloaded, the old ones stay: {e}");
     }

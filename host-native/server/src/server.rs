@@ -6,32 +6,37 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use axum::extract::FromRequestParts;
 use axum::http::HeaderMap;
-use axum::http::request::Parts;
+use starling_api::error::ApiError;
 use starling_host::clock::{random, random_id};
+use starling_host::error::Failure;
 use tokio_rustls::TlsAcceptor;
 
-use super::config::{Live, Settings};
-use super::models::instance::ModelInstance;
-use super::models::pool::ModelPool;
-use super::start::{Configure, LogFilter};
+use crate::config::{ANYONE, Configuration};
+use crate::config::{Live, Settings};
+use crate::guard::administrator::Administrator;
 use crate::guard::audit::AuditTrail;
 use crate::guard::auth::{Client, Keys, Tenant};
-use crate::guard::policy::{Subject, TextPolicy};
+use crate::guard::connection_memory::{ConnectionMemory, HeldMemory};
+use crate::guard::policy::{PromptCheck, Subject, TextPolicy};
 use crate::guard::rights::Rights;
 use crate::guard::signature::Verifier;
-use crate::http::connection_memory::{ConnectionMemory, HeldMemory};
-use crate::http::error::{ApiError, HttpError, request_id};
+use crate::models::instance::ModelInstance;
+use crate::models::pool::ModelPool;
 use crate::observe::failures::SharedFailures;
+use crate::observe::log::LogFilter;
 use crate::observe::metrics::Metrics;
 use crate::observe::model_metrics::Snapshot;
+use crate::observe::request_id::request_id;
 use crate::observe::trace::Exporter;
 use crate::observe::usage::Usage;
 use crate::schedule::compile_slots::CompileSlots;
 use crate::schedule::fair_turns::FairTurns;
 use crate::schedule::scheduler::{Flow, Priority};
 use crate::state::reuse::{Answers, Embeddings, Found, KeptResponses, Reuse};
+
+/// Reads flags, environment and settings file.
+pub type Configure = Box<dyn Fn() -> Result<Configuration, Failure> + Send + Sync>;
 
 /// State that all handlers share.
 pub struct Server {
@@ -89,6 +94,22 @@ impl Server {
         self.pool.settings()
     }
 
+    /// An administrator.
+    pub fn administrator(&self, name: Arc<str>) -> Administrator {
+        Administrator::new(name, self.audit.clone())
+    }
+
+    /// Whoever changes models by the paths of Ollama and llama-server: the administrator of the key, or a client on this machine.
+    pub fn administrator_of(&self, caller: &Caller) -> Administrator {
+        let name = &caller.tenant.name;
+        self.administrator(if **name == *ANYONE { "(local)".into() } else { Arc::clone(name) })
+    }
+
+    /// A signal, or a change of the settings file.
+    pub fn system(&self) -> Administrator {
+        self.administrator("(system)".into())
+    }
+
     /// The model of a request: that of the name, or the default one. Among versions of the name, requests of the same
     /// `sticky` value (a session or user), or else session header, have the same one.
     ///
@@ -113,6 +134,21 @@ impl Server {
         })?;
         let _ = caller.model.set(Arc::clone(&instance.name));
         Ok(instance)
+    }
+
+    /// Load in a response header (ORCA), in the requested format: `TEXT` or `JSON`; `None` for others.
+    pub fn orca(&self, format: &str) -> Option<String> {
+        let snapshot = self.snapshot();
+        let (usage, waiting) = (snapshot.kv_usage(), snapshot.depth.iter().sum::<usize>());
+        match format.to_ascii_uppercase().as_str() {
+            "TEXT" => Some(format!(
+                "TEXT named_metrics.kv_cache_usage_perc={usage}, named_metrics.num_requests_waiting={waiting}"
+            )),
+            "JSON" => Some(format!(
+                "JSON {{\"named_metrics\":{{\"kv_cache_usage_perc\":{usage},\"num_requests_waiting\":{waiting}}}}}"
+            )),
+            _ => None,
+        }
     }
 
     /// Sum of the gauges of all models.
@@ -212,6 +248,11 @@ impl Caller {
         }
     }
 
+    /// The policy on texts of the request, if the server has one.
+    pub fn prompt_check(&self, instance: &ModelInstance) -> PromptCheck {
+        self.policy.clone().map(|policy| (policy, self.subject(instance)))
+    }
+
     /// What texts of the request belong to, for the policy.
     pub fn subject(&self, instance: &ModelInstance) -> Arc<Subject> {
         Arc::new(Subject {
@@ -239,14 +280,5 @@ impl Caller {
         let rank = priority.unwrap_or_else(objective);
         // higher priorities are smaller
         Flow { tenant, share: self.tenant.share, session, priority: rank.max(self.max_priority), rank }
-    }
-}
-
-impl FromRequestParts<Arc<Server>> for Caller {
-    type Rejection = HttpError;
-
-    async fn from_request_parts(parts: &mut Parts, _: &Arc<Server>) -> Result<Self, HttpError> {
-        let caller = parts.extensions.get::<Caller>().cloned();
-        caller.ok_or_else(|| ApiError::internal("internal error: the middleware set no caller").into())
     }
 }

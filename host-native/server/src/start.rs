@@ -1,6 +1,5 @@
 //! Start of the server: log, listener, models.
 
-use std::io::IsTerminal;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -13,85 +12,31 @@ use starling_host::error::Failure;
 use starling_host::load::ModelOptions;
 use starling_host::machine;
 use starling_host::pool;
-use tracing_subscriber::EnvFilter;
 
-use super::config::{Configuration, Live, Settings};
-use super::models::budget::MemoryBudget;
-use super::models::disk_tier::DiskTier;
-use super::models::loading::Resources;
-use super::models::pool::ModelPool;
-use crate::config::value::{Bytes, LogFormat};
+use crate::config::value::Bytes;
+use crate::config::{Configuration, Live, Settings};
 use crate::guard::audit::{self, AuditTrail};
 use crate::guard::auth::Keys;
+use crate::guard::connection_memory::{ConnectionMemory, MemoryLimits};
 use crate::guard::key_file;
 use crate::guard::policy::TextPolicy;
 use crate::guard::signature::{Policy, Verifier};
-use crate::http::connection_memory::{ConnectionMemory, MemoryLimits};
 use crate::http::tls;
+use crate::models::budget::MemoryBudget;
+use crate::models::disk_tier::DiskTier;
+use crate::models::loading::Resources;
+use crate::models::pool::ModelPool;
 use crate::observe::callback::Ready;
 use crate::observe::failures::SharedFailures;
+use crate::observe::log::LogFilter;
 use crate::observe::metrics::Metrics;
 use crate::observe::trace::Exporter;
 use crate::routes::openai::stored::labels;
 use crate::schedule::compile_slots::CompileSlots;
 use crate::schedule::fair_turns::{FairTurns, TurnLimits};
-use crate::server::Server;
+use crate::server::{Configure, Server};
 use crate::state::reuse::{AnswerDisk, Answers, Embeddings, KeptResponses};
 use crate::state::store::{Cipher, Kind, Options, StateStore};
-
-/// Logs to standard error from now on.
-///
-/// # Errors
-/// If `log_level` is invalid.
-pub fn init_log(settings: &Settings) -> Result<LogFilter, Failure> {
-    let filter = log_filter(&settings.log_level).map_err(Failure::Usage)?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let wrong = |e| Failure::Io(std::io::Error::other(e));
-    // the handles of the two formats have different types
-    Ok(match settings.log_format {
-        LogFormat::Json => {
-            let log = log.json().flatten_event(true).with_current_span(true).with_span_list(false);
-            let log = log.with_filter_reloading();
-            let handle = log.reload_handle();
-            log.try_init().map_err(wrong)?;
-            LogFilter(Box::new(move |filter| handle.reload(filter).map_err(|e| e.to_string())))
-        }
-        LogFormat::Pretty => {
-            let log = log.with_ansi(std::io::stderr().is_terminal()).with_target(false).with_filter_reloading();
-            let handle = log.reload_handle();
-            log.try_init().map_err(wrong)?;
-            LogFilter(Box::new(move |filter| handle.reload(filter).map_err(|e| e.to_string())))
-        }
-    })
-}
-
-/// Changes the log level.
-pub struct LogFilter(Box<dyn Fn(EnvFilter) -> Result<(), String> + Send + Sync>);
-
-impl LogFilter {
-    /// # Errors
-    /// If the level is invalid.
-    pub fn set(&self, level: &str) -> Result<(), String> {
-        (self.0)(log_filter(level)?)
-    }
-}
-
-const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
-
-/// # Errors
-/// If the level is invalid. A word alone is a level: the filter would take another one for the name of a module, and log nothing.
-pub fn log_filter(level: &str) -> Result<EnvFilter, String> {
-    for part in level.split(',').filter(|part| !part.is_empty()) {
-        let word = part.rsplit_once('=').map_or(part, |(_, level)| level);
-        if !LEVELS.contains(&word.to_ascii_lowercase().as_str()) {
-            return Err(format!("log-level: found {word:?}, expected {}, or MODULE=LEVEL", LEVELS.join(", ")));
-        }
-    }
-    if level.split(',').all(str::is_empty) {
-        return Err(format!("log-level: found nothing, expected {}", LEVELS.join(", ")));
-    }
-    EnvFilter::try_new(level).map_err(|e| format!("log-level: {e}"))
-}
 
 /// # Errors
 /// If the address is in use, or if it is not a loopback address and the server has neither keys nor `allow_no_key`.
@@ -139,9 +84,6 @@ pub struct Source {
     pub config_file: Option<PathBuf>,
 }
 
-/// Reads flags, environment and settings file.
-pub type Configure = Box<dyn Fn() -> Result<Configuration, Failure> + Send + Sync>;
-
 /// The server's state, with the models of `startup` loaded.
 ///
 /// # Errors
@@ -169,7 +111,7 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
     let metrics = Arc::new(Metrics::new(settings.metrics_compat));
     let metrics_of_reuse = Arc::clone(&metrics);
     let bytes = |bytes: Bytes| usize::try_from(bytes.0).unwrap_or(usize::MAX);
-    let policy = read_policy(&settings, &metrics)?;
+    let policy = TextPolicy::of(&settings, &metrics)?;
     let failures = SharedFailures::default();
     let budget = Arc::new(MemoryBudget::new(limit));
     let n_threads = configuration.model.threads;
@@ -216,15 +158,6 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
         shutting_down: AtomicBool::new(false),
         drained: AtomicBool::new(false),
     }))
-}
-
-/// The policy on texts, if there is one.
-///
-/// # Errors
-/// If its file is invalid.
-pub fn read_policy(settings: &Settings, metrics: &Arc<Metrics>) -> Result<Option<Arc<TextPolicy>>, Failure> {
-    let policy = settings.policy_file.as_deref().map(|path| TextPolicy::read(path, metrics));
-    Ok(policy.transpose()?.map(Arc::new))
 }
 
 /// Opens the directory of KV pages, if there is one.
@@ -283,19 +216,5 @@ pub fn readiness_report(server: &Server, uri: &str) -> Ready {
         memory_type: "cpu",
         vram_bytes: 0,
         memory_bytes: server.pool.resources().budget.used(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn a_log_level_is_a_level() {
-        for level in ["off", "error", "INFO", "tower_http=debug,info", "warn,starling::serve=trace", "a=off"] {
-            assert!(super::log_filter(level).is_ok(), "{level}");
-        }
-        for level in ["inf", "", ",", "tower_http", "tower_http=debg", "a=b=c", "info,inf", "2"] {
-            let error = super::log_filter(level).expect_err("an error");
-            assert!(error.starts_with("log-level"), "{level}: {error}");
-        }
     }
 }

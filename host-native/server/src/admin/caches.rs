@@ -10,8 +10,8 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::Administrator;
 use super::models::{Done, find};
+use crate::guard::administrator::Administrator;
 use crate::http::body::Body;
 use crate::http::error::{ApiError, ErrorBody, HttpError, INVALID_REQUEST, json, quoted};
 use crate::http::params::PathParams;

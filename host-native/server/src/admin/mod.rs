@@ -18,9 +18,7 @@ use axum::routing::{delete, get, post};
 use starling_api::error::ApiError;
 use starling_api::parse::{ParseBody, parse};
 
-use crate::guard::audit::{AuditTrail, Event, Text};
-use crate::guard::auth::ANYONE;
-use crate::server::{Caller, Server};
+use crate::server::Server;
 pub use reload::reload;
 
 /// The routes of the interface.
@@ -77,47 +75,4 @@ fn check_fault_injection(server: &Server) -> Result<(), ApiError> {
     }
     let message = "faults may not be injected; start the server with --fault-injection";
     Err(ApiError::new(403, "permission_error", message).code("not_allowed"))
-}
-
-/// Name of the administrator that sent a request; the middleware adds it to the request's extensions.
-#[derive(Clone)]
-pub struct Administrator {
-    pub name: Arc<str>,
-    audit: Option<Arc<AuditTrail>>,
-}
-
-impl Administrator {
-    pub fn new(name: Arc<str>, server: &Server) -> Administrator {
-        Administrator { name, audit: server.audit.clone() }
-    }
-
-    /// Whoever changes models by the paths of Ollama and llama-server: the administrator of the key, or a client on this machine.
-    pub fn of_caller(caller: &Caller, server: &Server) -> Administrator {
-        let name = &caller.tenant.name;
-        Administrator::new(if **name == *ANYONE { "(local)".into() } else { Arc::clone(name) }, server)
-    }
-
-    /// A signal, or a change of the settings file.
-    pub fn system(server: &Server) -> Administrator {
-        Administrator::new("(system)".into(), server)
-    }
-
-    /// Records an action in the audit log.
-    pub fn record(&self, action: &str, target: &str, error: Option<&str>) {
-        let Some(log) = &self.audit else { return };
-        let (administrator, error) = (Text::from(&*self.name), error.map(Text::from));
-        log.record(Event::Admin { administrator, action: action.into(), target: target.into(), error });
-    }
-
-    /// Logs an action. `target` names what it was done to.
-    pub fn log(&self, action: &str, target: &str, result: Result<(), &str>) {
-        self.record(action, target, result.err());
-        // `target` is the module in each line of the log
-        match result {
-            Ok(()) => tracing::info!(administrator = &*self.name, action, object = target, "administration"),
-            Err(error) => {
-                tracing::warn!(administrator = &*self.name, action, object = target, error, "administration failed");
-            }
-        }
-    }
 }

@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 use starling::receipt::Hex;
 use utoipa::ToSchema;
 
-use super::Administrator;
 use super::settings::entry_of;
 use super::workers::{WorkerInfo, worker_info};
+use crate::guard::administrator::Administrator;
 use crate::http::body::Body;
 use crate::http::error::{ApiError, ErrorBody, HttpError, json};
 use crate::http::params::PathParams;

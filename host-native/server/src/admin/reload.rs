@@ -14,14 +14,15 @@ use super::settings::set_all;
 use crate::config::value::LoadPolicy;
 use crate::config::{LIVE, ModelEntry, TABLE};
 use crate::guard::auth::Keys;
-use crate::http::connection_memory::MemoryLimits;
+use crate::guard::connection_memory::MemoryLimits;
+use crate::guard::policy::TextPolicy;
 use crate::http::tls;
 use crate::models::changes::SwapOptions;
 use crate::models::entry::Entry;
 use crate::models::loading;
 use crate::models::pool::ModelPool;
+use crate::observe::log::log_filter;
 use crate::server::Server;
-use crate::start::{log_filter, read_policy};
 
 /// What a reload has changed.
 #[derive(Debug, Default, Serialize, ToSchema)]
@@ -48,7 +49,7 @@ pub async fn reload(server: &Arc<Server>) -> Result<Reloaded, Failure> {
     let admin_keys =
         new.settings.admin_key_file.as_deref().map(|path| Keys::of_file(path, &new.settings)).transpose()?;
     let tls = tls::acceptor(&new.settings)?;
-    let policy = read_policy(&new.settings, &server.metrics)?;
+    let policy = TextPolicy::of(&new.settings, &server.metrics)?;
     log_filter(&new.settings.log_level).map_err(Failure::Usage)?;
     let change = server.settings_change.lock().unwrap_or_else(PoisonError::into_inner);
     let before = server.settings();

@@ -10,9 +10,9 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::Administrator;
 use super::models::Done;
 use super::reload::{Reloaded, reload as reload_settings};
+use crate::guard::administrator::Administrator;
 use crate::http::body::Body;
 use crate::http::error::{ApiError, ErrorBody, HttpError, json};
 use crate::models::pressure::MAX_LEVEL;

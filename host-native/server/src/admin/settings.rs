@@ -10,15 +10,15 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::Administrator;
 use super::models::find;
 use crate::config::{Configuration, LIVE, ModelEntry, Settings, TABLE, plain, setting};
+use crate::guard::administrator::Administrator;
 use crate::guard::auth::Keys;
 use crate::http::body::Body;
 use crate::http::error::{ApiError, ErrorBody, HttpError, json};
 use crate::models::entry::Entry;
+use crate::observe::log::log_filter;
 use crate::server::Server;
-use crate::start::log_filter;
 
 /// A setting.
 #[derive(Debug, Serialize, ToSchema)]

@@ -9,8 +9,8 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::Administrator;
 use super::models::{Done, find, not_loaded};
+use crate::guard::administrator::Administrator;
 use crate::http::body::Body;
 use crate::http::error::{ApiError, ErrorBody, HttpError, json};
 use crate::http::params::PathParams;

@@ -18,6 +18,8 @@ pub use layers::{Configuration, ModelEntry, ServeOptions};
 pub use live::Live;
 use value::{Affinity, Bytes, Compat, LoadPolicy, LogFormat, Strategy, Value};
 
+/// Tenant of requests to a server without API keys.
+pub const ANYONE: &str = "default";
 /// Default of `draft-max`.
 pub const DRAFT_MAX: u16 = 8;
 /// Default of `draft-min-acceptance`.

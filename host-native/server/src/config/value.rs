@@ -7,6 +7,11 @@ use std::time::Duration;
 pub use starling_host::bytes::Bytes;
 use starling_host::pool::CpuSet;
 
+/// Seconds for `Retry-After`: rounded up, at least 1.
+pub fn seconds(wait: Duration) -> u64 {
+    wait.as_secs_f64().ceil().max(1.0) as u64
+}
+
 /// Type of a setting.
 pub trait Value: Sized {
     /// # Errors

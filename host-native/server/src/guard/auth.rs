@@ -15,11 +15,11 @@ use starling_host::text_file::text_file;
 use subtle::{Choice, ConstantTimeEq};
 
 use super::signature::MIN_SECRET_BYTES;
+use crate::config::ANYONE;
 use crate::config::Settings;
-use crate::schedule::scheduler::Priority;
+use crate::config::value::seconds;
+use crate::priority::Priority;
 
-/// Tenant of requests to a server without API keys.
-pub const ANYONE: &str = "default";
 const MAX_SHARE: u32 = 1000;
 
 /// The clients that the server knows.
@@ -152,11 +152,6 @@ pub struct TooFast {
     /// Per minute.
     pub limit: u32,
     pub wait: Duration,
-}
-
-/// Seconds for `Retry-After`: rounded up, at least 1.
-pub fn seconds(wait: Duration) -> u64 {
-    wait.as_secs_f64().ceil().max(1.0) as u64
 }
 
 impl Keys {

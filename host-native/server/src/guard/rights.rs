@@ -1,11 +1,11 @@
 //! What a request may do to the models of the server, besides using them.
 
 use axum::http::{HeaderMap, header};
+use starling_api::error::ApiError;
 
 use super::auth::Keys;
 use crate::config::Settings;
-use crate::http::connection::Peer;
-use crate::http::error::ApiError;
+use crate::guard::peer::Peer;
 
 /// What a request may do to models; each includes those before it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]

@@ -6,9 +6,9 @@ use std::time::Instant;
 use axum::response::Response;
 use tracing::Span;
 
-use super::response_end::on_end;
 use crate::http::error::{ErrorCode, INVALID_REQUEST};
 use crate::observe::metrics::Metrics;
+use crate::observe::response_end::on_end;
 use crate::server::Caller;
 
 /// Logs a request when the last byte of its response has been taken, or the client has gone. With `metrics` it counts for its

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use axum::response::Response;
 
-use super::response_end::on_end;
 use crate::guard::audit::{AuditTrail, Event, Text};
 use crate::http::error::ErrorCode;
+use crate::observe::response_end::on_end;
 use crate::server::Caller;
 
 /// Writes a record when the response has ended.

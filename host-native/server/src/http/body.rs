@@ -13,11 +13,11 @@ use tokio::time::{Instant, timeout_at};
 use utoipa::ToSchema;
 
 use super::error::{ApiError, HttpError, INVALID_REQUEST, quoted};
+use super::fields;
 use crate::config::Settings;
+use crate::guard::connection_memory::{HeldMemory, parsed_bytes};
+use crate::guard::peer::Peer;
 use crate::guard::signature::Verified;
-use crate::http::connection::Peer;
-use crate::http::connection_memory::{HeldMemory, parsed_bytes};
-use crate::routes::common::fields;
 use crate::schedule::offload::offload;
 use crate::server::{Caller, Server};
 
@@ -177,7 +177,7 @@ fn too_slow(rate: Option<u64>) -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::connection_memory::{ConnectionMemory, MemoryLimits};
+    use crate::guard::connection_memory::{ConnectionMemory, MemoryLimits};
 
     #[test]
     fn a_body_has_a_least_rate_after_some_time() {

@@ -1,6 +1,5 @@
 //! Errors of requests as HTTP responses.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -12,13 +11,13 @@ pub use starling_api::error::{ApiError, ErrorBody, INVALID_REQUEST, quoted};
 use starling_api::ollama::error::OllamaError;
 use starling_api::tei::TeiError;
 
-use crate::guard::auth::{TooFast, seconds};
+use crate::config::value::seconds;
+use crate::guard::auth::TooFast;
+pub use crate::observe::request_id::{REQUEST_ID, request_id};
 use crate::schedule::queue::Closed;
 use crate::state::sessions::SessionError;
 
 tokio::task_local! {
-    /// ID of the request that this task answers.
-    pub static REQUEST_ID: Arc<str>;
     /// The form of its errors.
     pub static ERROR_FORMAT: ErrorFormat;
 }
@@ -48,11 +47,6 @@ impl ErrorFormat {
 
 /// Header of Anthropic's clients.
 pub const ANTHROPIC_VERSION: &str = "anthropic-version";
-
-/// ID of the request that this task answers, for error bodies.
-pub fn request_id() -> Option<String> {
-    REQUEST_ID.try_with(ToString::to_string).ok()
-}
 
 /// Code and class of an error; an extension of its response. The class is OpenAI's error type.
 #[derive(Debug, Clone, Copy)]

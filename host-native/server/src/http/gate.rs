@@ -15,17 +15,15 @@ use tracing::Instrument;
 
 use super::access_log::logged;
 use super::audited::audited;
-use super::connection::Peer;
-use super::connection_memory::HeldMemory;
-use super::response_end::on_end;
 use super::signed::{self, SignWith};
-use crate::admin::Administrator;
 use crate::guard::audit::{Event, Refusal};
 use crate::guard::auth::{Credential, Hosts};
+use crate::guard::connection_memory::HeldMemory;
+use crate::guard::peer::Peer;
 use crate::guard::rights::Rights;
 use crate::http::error::{ApiError, ERROR_FORMAT, ErrorFormat, HttpError, REQUEST_ID, quoted};
+use crate::observe::response_end::on_end;
 use crate::observe::trace::Trace;
-use crate::routes::native::health::orca;
 use crate::server::{Caller, Server};
 
 /// Maximum length of a client's `x-request-id`.
@@ -163,7 +161,7 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
             headers.insert(header::ETAG, etag);
         }
     }
-    if let Some(value) = orca_format.and_then(|format| orca(&gate.server, &format)).and_then(|text| text.parse().ok()) {
+    if let Some(value) = orca_format.and_then(|format| gate.server.orca(&format)).and_then(|text| text.parse().ok()) {
         headers.insert("endpoint-load-metrics", value);
     }
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
@@ -300,7 +298,7 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
             let status = StatusCode::UNAUTHORIZED.as_u16();
             ApiError::new(status, "authentication_error", message).code("invalid_admin_key")
         })?;
-        let administrator = Administrator::new(Arc::clone(&administrator.tenant.name), server);
+        let administrator = server.administrator(Arc::clone(&administrator.tenant.name));
         request.extensions_mut().insert(administrator);
         return Ok(request);
     }

@@ -17,11 +17,12 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tower::Service;
 
-use super::connection::{Activity, Peer, ResponseBody, StreamExecutor, WriteTimeout};
+use super::connection::{Activity, ResponseBody, StreamExecutor, WriteTimeout};
 use super::gate::is_reserved;
 use super::lanes::{Lanes, RESERVE_TIMEOUT, too_many_connections};
 use super::tls;
 use crate::config::{Live, Settings};
+use crate::guard::peer::Peer;
 
 pub struct Listener {
     pub tcp: TcpListener,

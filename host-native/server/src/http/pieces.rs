@@ -10,7 +10,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use hyper::body::Frame;
 
-use crate::http::connection_memory::HeldMemory;
+use crate::guard::connection_memory::HeldMemory;
 
 /// A response up to this size is written whole.
 const WHOLE: usize = 64 << 10;

@@ -13,8 +13,8 @@ use http_body_util::BodyExt;
 use starling_api::error::ApiError;
 use starling_host::clock::random_id;
 
-use super::connection_memory::HeldMemory;
 use crate::guard::auth::Keys;
+use crate::guard::connection_memory::HeldMemory;
 use crate::guard::signature;
 use crate::guard::signature::{
     ContentDigest, Error, Parameters, ReplayError, SignError, SignatureHeaders, Verified, Verifier, sign_response,

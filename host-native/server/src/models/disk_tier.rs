@@ -26,8 +26,9 @@ use starling::kernels::NUMERICS_VERSION;
 use starling::kernels::attention::PAGE;
 use starling::kv::{NewPage, PageError};
 
+use crate::observe::metrics::{KvDiskValues, Metrics};
 use crate::schedule::queue::{Job, Queue, SequenceGroup};
-use crate::state::kv_disk::{self, KvDisk, MAX_PAGE, Namespace, PageInfo, PageKey};
+use crate::state::kv_disk::{self, KvDisk, MAX_PAGE, Namespace, PageInfo, PageKey, Refusal};
 
 /// Maximum bytes and pages of one read. A worker has at most [`MAX_READS`] of them in memory.
 const READ_BYTES: usize = 8 << 20;
@@ -65,6 +66,24 @@ impl DiskTier {
             ..Default::default()
         };
         Ok(DiskTier { store: KvDisk::open(directory, options)?, refused: AtomicU64::new(0) })
+    }
+
+    /// Sets the metrics of the pages on disk.
+    pub fn report(&self, metrics: &Metrics) {
+        let stats = self.store.stats();
+        let values = KvDiskValues {
+            pages: stats.pages,
+            bytes: stats.bytes,
+            queued_bytes: stats.queued_bytes,
+            hits: stats.hits,
+            misses: stats.misses,
+            written: stats.written,
+            dropped: stats.dropped,
+            evicted: stats.evicted,
+            io_errors: stats.io_errors,
+        };
+        let reasons = Refusal::ALL.map(Refusal::name).into_iter().zip(stats.refused);
+        metrics.set_kv_disk(&values, reasons.chain([("engine", self.refused())]));
     }
 
     pub fn refused(&self) -> u64 {

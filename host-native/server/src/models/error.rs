@@ -7,7 +7,7 @@ use starling_api::error::ApiError;
 use starling_host::error::Failure;
 
 use super::self_test::SelfTestError;
-use crate::guard::auth::seconds;
+use crate::config::value::seconds;
 
 /// Why a model was not loaded, unloaded or replaced.
 #[derive(Debug, Clone, thiserror::Error)]

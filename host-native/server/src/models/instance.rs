@@ -39,7 +39,8 @@ use crate::schedule::fair_turns::FairTurns;
 use crate::schedule::queue::{Queue, Shutdown};
 use crate::schedule::scheduler::{Limits, Priority};
 use crate::state::kv_disk::Namespace;
-use crate::state::sessions::Sessions;
+use crate::state::reuse::Computation;
+use crate::state::sessions::{Conversation, Sessions};
 use crate::state::slots::Slots;
 use crate::state::store::SessionJournal;
 
@@ -134,6 +135,12 @@ impl ModelInstance {
         u64::from_le_bytes(first)
     }
 
+    /// All that can change a byte of a result, besides the request.
+    pub fn computation(&self) -> Computation {
+        let kv_type = self.engine.map(|engine| engine.kv_type);
+        Computation::new(self.model_sha256, kv_type, [self.n_ctx(), self.embedder.n_ctx], self.pooling)
+    }
+
     /// Context length in tokens.
     pub fn n_ctx(&self) -> usize {
         self.engine.map_or(self.embedder.n_ctx, |engine| engine.n_ctx)
@@ -167,6 +174,11 @@ impl ModelInstance {
             self.metrics.rejected(error.code());
             error.into()
         })
+    }
+
+    /// The row of a conversation in the state store.
+    pub fn session_row(&self, salt: u64, conversation: &Conversation) -> Vec<u8> {
+        SessionJournal::encode(&self.model_sha256, |tokens| self.text(tokens), salt, conversation)
     }
 
     /// Whether a file of the model was replaced since the load.

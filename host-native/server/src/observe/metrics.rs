@@ -16,10 +16,20 @@ use starling::kernels::attention::PAGE;
 
 use super::model_metrics::ModelMetrics;
 use crate::config::value::Compat;
-use crate::guard::audit::AuditTrail;
-use crate::models::disk_tier::DiskTier;
-use crate::state::kv_disk::{Refusal, Stats};
-use crate::state::store::{Kind, StateStore};
+
+/// Values of the KV pages on disk.
+#[derive(Debug, Clone, Copy)]
+pub struct KvDiskValues {
+    pub pages: u64,
+    pub bytes: u64,
+    pub queued_bytes: u64,
+    pub hits: u64,
+    pub misses: u64,
+    pub written: u64,
+    pub dropped: u64,
+    pub evicted: u64,
+    pub io_errors: u64,
+}
 
 /// A gauge of a real number.
 pub type Real = Gauge<f64, AtomicU64>;
@@ -278,18 +288,17 @@ impl Metrics {
         self.families.reused.get_or_create(&Labels::one("result", result)).inc();
     }
 
-    /// Sets the gauges of the state store.
-    pub fn set_state(&self, store: &StateStore) {
-        let label = |key, value: &'static str| Labels::one(key, value);
-        let families = &self.families;
-        for kind in Kind::ALL {
-            let (labels, (rows, bytes)) = (label("kind", kind.name()), store.size(kind));
-            families.state_rows.get_or_create(&labels).set(rows as i64);
-            families.state_bytes.get_or_create(&labels).set(bytes.cast_signed());
-        }
-        let (written, failed) = store.counts();
+    /// Sets the gauges of a kind of rows in the state store: their number and bytes.
+    pub fn set_state_rows(&self, kind: &'static str, (rows, bytes): (usize, u64)) {
+        let labels = Labels::one("kind", kind);
+        self.families.state_rows.get_or_create(&labels).set(rows as i64);
+        self.families.state_bytes.get_or_create(&labels).set(bytes.cast_signed());
+    }
+
+    /// Sets the gauges of writes to the state store.
+    pub fn set_state_writes(&self, written: u64, failed: u64) {
         for (result, n) in [("ok", written), ("failed", failed)] {
-            families.state_writes.get_or_create(&label("result", result)).set(n.cast_signed());
+            self.families.state_writes.get_or_create(&Labels::one("result", result)).set(n.cast_signed());
         }
     }
 
@@ -306,42 +315,40 @@ impl Metrics {
     }
 
     /// Sets the values of the answers on disk.
-    pub fn set_answers_disk(&self, stats: &Stats) {
+    pub fn set_answers_disk(&self, bytes: u64, refused: u64, io_errors: u64) {
         let f = &self.families;
-        f.answers_disk_bytes.set(stats.bytes.cast_signed());
-        f.answers_disk_refused.set(stats.refused.iter().sum::<u64>().cast_signed());
-        f.answers_disk_errors.set(stats.io_errors.cast_signed());
+        f.answers_disk_bytes.set(bytes.cast_signed());
+        f.answers_disk_refused.set(refused.cast_signed());
+        f.answers_disk_errors.set(io_errors.cast_signed());
     }
 
-    /// Sets the values of the KV pages on disk.
-    pub fn set_kv_disk(&self, disk: &DiskTier) {
-        let (f, stats) = (&self.families, disk.store.stats());
-        f.disk_pages.set(stats.pages.cast_signed());
-        f.disk_bytes.set(stats.bytes.cast_signed());
-        f.disk_queued.set(stats.queued_bytes.cast_signed());
+    /// Sets the values of the KV pages on disk, and of those that were refused by reason.
+    pub fn set_kv_disk(&self, values: &KvDiskValues, refused: impl IntoIterator<Item = (&'static str, u64)>) {
+        let f = &self.families;
+        f.disk_pages.set(values.pages.cast_signed());
+        f.disk_bytes.set(values.bytes.cast_signed());
+        f.disk_queued.set(values.queued_bytes.cast_signed());
         let counters = [
-            (&f.disk_hits, stats.hits),
-            (&f.disk_misses, stats.misses),
-            (&f.disk_written, stats.written),
-            (&f.disk_dropped, stats.dropped),
-            (&f.disk_evicted, stats.evicted),
-            (&f.disk_errors, stats.io_errors),
+            (&f.disk_hits, values.hits),
+            (&f.disk_misses, values.misses),
+            (&f.disk_written, values.written),
+            (&f.disk_dropped, values.dropped),
+            (&f.disk_evicted, values.evicted),
+            (&f.disk_errors, values.io_errors),
         ];
         for (counter, value) in counters {
             counter.inner().store(value, Ordering::Relaxed);
         }
-        let reasons =
-            Refusal::ALL.map(Refusal::name).into_iter().zip(stats.refused).chain([("engine", disk.refused())]);
-        for (reason, value) in reasons {
+        for (reason, value) in refused {
             let labels = Labels::one("reason", reason);
             f.disk_refused.get_or_create(&labels).inner().store(value, Ordering::Relaxed);
         }
     }
 
     /// Sets the gauges of the audit log.
-    pub fn set_audit(&self, log: &AuditTrail) {
-        self.families.audit_lost.set(log.lost().cast_signed());
-        self.families.audit_failures.set(log.failures().cast_signed());
+    pub fn set_audit(&self, lost: u64, failures: u64) {
+        self.families.audit_lost.set(lost.cast_signed());
+        self.families.audit_failures.set(failures.cast_signed());
     }
 
     pub fn response(&self, status: u16) {

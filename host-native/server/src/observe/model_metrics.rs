@@ -11,11 +11,11 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use starling::engine::FinishReason;
 use starling::kv::{KvStats, StateStats};
+use starling_api::update::Failed;
 
 use super::metrics::{Families, Labels, Real};
 use super::stats::{Rate, Recent, Totals};
-use crate::schedule::queue::Failed;
-use crate::schedule::scheduler::Priority;
+use crate::priority::Priority;
 
 /// How a request ended: the label `outcome`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

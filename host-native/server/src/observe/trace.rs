@@ -30,7 +30,7 @@ use starling_host::error::Failure;
 use tokio::runtime::Handle;
 
 use crate::config::Settings;
-use crate::http::response_end::on_end;
+use crate::observe::response_end::on_end;
 
 /// Time limit of one export request.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-use crate::schedule::queue::Update;
+use starling_api::update::Update;
 
 /// Tokens and outcome of one HTTP request, over all of its answers.
 #[derive(Debug, Default)]

@@ -39,9 +39,9 @@ pub async fn rerank(
         let message = "this model has no classification head, expected a reranker";
         return Err(ApiError::param("model", message).code("not_a_reranker").into());
     }
-    apply_to_text(&caller, &instance, &mut plan.query).await?;
+    apply_to_text(&caller.prompt_check(&instance), &mut plan.query).await?;
     let mut documents = Input::Texts(std::mem::take(&mut plan.documents));
-    apply_to_input(&caller, &instance, &mut documents).await?;
+    apply_to_input(&caller.prompt_check(&instance), &instance, &mut documents).await?;
     if let Input::Texts(documents) = documents {
         plan.documents = documents;
     }

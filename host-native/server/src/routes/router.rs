@@ -21,9 +21,9 @@ use crate::config::Settings;
 use crate::guard::auth::Hosts;
 use crate::http::error::{ApiError, HttpError, quoted};
 use crate::http::gate::{Gate, gate};
+use crate::http::keep::keep;
 use crate::http::signed;
 use crate::server::Server;
-use crate::state::reuse;
 
 /// Which routes a listener has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub fn router(server: &Arc<Server>, hosts: Hosts, which: Routes) -> Router {
     let gate_state = Arc::new(Gate { server: Arc::clone(server), hosts, takes_admin_keys });
     let mut routes = routes
         .layer(CatchPanicLayer::custom(panicked))
-        .layer(from_fn_with_state(Arc::clone(server), reuse::keep))
+        .layer(from_fn_with_state(Arc::clone(server), keep))
         .layer(from_fn_with_state(gate_state, gate))
         .layer(CompressionLayer::new());
     if server.settings().sign_responses {

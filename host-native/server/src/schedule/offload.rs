@@ -1,6 +1,6 @@
 //! Moves long work from the HTTP threads to blocking threads.
 
-use crate::http::error::ApiError;
+use starling_api::error::ApiError;
 
 /// Minimum size, in bytes or values, of work that is moved.
 const LARGE: usize = 4 << 10;

@@ -20,11 +20,8 @@ use super::breaker::Trial;
 use super::faults::Faults;
 use super::handoff;
 pub use super::handoff::{Closed, PrefixEviction, Shutdown, Ticket};
-use crate::guard::policy::AnswerFilters;
 use crate::observe::trace::{Stages, Trace};
 use crate::observe::usage::Usage;
-use crate::state::reuse::Reader;
-use crate::state::slots::SlotUse;
 
 pub type Queue = handoff::Queue<Job, TextJob>;
 
@@ -250,98 +247,39 @@ fn prefix_hashes(tokens: &[u32], salt: u64) -> Vec<u64> {
         .collect()
 }
 
-/// Where updates come from.
-enum Source {
-    /// The engine.
-    Engine(Receiver<(usize, Update)>),
-    /// An equal request, in flight or before.
-    Log(Reader<(usize, Update)>),
-}
+type Observer = Box<dyn FnMut(&Update) + Send>;
 
-/// Receives the updates of one HTTP request, each with the index of its answer or text.
-pub struct Updates {
-    source: Source,
+/// Receives the updates of one HTTP request from the engine, each with the index of its answer or text.
+pub struct EngineUpdates {
+    receiver: Receiver<(usize, Update)>,
     usage: Arc<Usage>,
-    /// ID of the stream, if its client may resume it.
-    stream_id: Option<Arc<str>>,
-    /// The policy on answers, if there is one.
-    filters: Option<AnswerFilters>,
     /// Cancels queued jobs when it is dropped.
     ticket: Option<Ticket<Job, TextJob>>,
-    /// The slot of a request with one answer.
-    slot: Option<SlotUse>,
     /// Ends with the request: without an answer another may try the model.
     trial: Option<Trial>,
+    /// Sees each update; dropped with the receiver.
+    observer: Option<Observer>,
 }
 
-impl Source {
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Update)>> {
-        match self {
-            Source::Engine(receiver) => receiver.poll_recv(context),
-            Source::Log(reader) => reader.poll_next(context),
-        }
-    }
-}
-
-impl Updates {
+impl EngineUpdates {
     /// The next update; `None` if the model was unloaded by force.
     pub async fn recv(&mut self) -> Option<(usize, Update)> {
         poll_fn(|context| self.poll_recv(context)).await
     }
 
-    /// Poll form of [`Updates::recv`].
+    /// Poll form of [`EngineUpdates::recv`].
     pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Update)>> {
-        loop {
-            if let Some(filters) = &mut self.filters {
-                if let Poll::Ready(next) = filters.poll_ready(context) {
-                    return Poll::Ready(Some(next));
-                }
-                if filters.is_asking() {
-                    return Poll::Pending;
-                }
-            }
-            let Some((index, update)) = ready!(self.source.poll_next(context)) else { return Poll::Ready(None) };
-            self.usage.note(&update);
-            if let Some(slot) = &mut self.slot {
-                slot.note(&update);
-            }
-            match &mut self.filters {
-                None => return Poll::Ready(Some((index, update))),
-                Some(filters) => filters.push(index, update),
-            }
+        let Some(next) = ready!(self.receiver.poll_recv(context)) else { return Poll::Ready(None) };
+        self.usage.note(&next.1);
+        if let Some(observer) = &mut self.observer {
+            observer(&next.1);
         }
+        Poll::Ready(Some(next))
     }
 
-    /// Updates of an equal request.
-    pub fn of_log(reader: Reader<(usize, Update)>, usage: Arc<Usage>) -> Updates {
-        Updates {
-            source: Source::Log(reader),
-            usage,
-            stream_id: None,
-            filters: None,
-            ticket: None,
-            slot: None,
-            trial: None,
-        }
-    }
-
-    /// Gives the events of a stream IDs, so that its client may resume it.
-    pub fn set_stream_id(&mut self, id: Option<Arc<str>>) {
-        self.stream_id = id;
-    }
-
-    pub fn stream_id(&self) -> Option<Arc<str>> {
-        self.stream_id.clone()
-    }
-
-    /// Applies a policy to the answers.
-    pub fn filter(&mut self, filters: Option<AnswerFilters>) {
-        self.filters = filters;
-    }
-
-    /// Makes the receiver leave the conversation in a slot at the end.
-    pub fn hold_slot(&mut self, slot: Option<SlotUse>) {
-        self.slot = slot;
+    /// Calls `observer` with each update.
+    pub fn observe(&mut self, observer: impl FnMut(&Update) + Send + 'static) {
+        self.observer = Some(Box::new(observer));
     }
 
     /// Makes the request the trial of the model's circuit breaker.
@@ -356,9 +294,8 @@ impl Updates {
 }
 
 /// A channel with room for all updates of `n` answers or texts, each with at most `each` tokens, which are counted in `usage`.
-pub fn updates(n: usize, each: usize, usage: Arc<Usage>) -> (UpdateSender, Updates) {
+pub fn updates(n: usize, each: usize, usage: Arc<Usage>) -> (UpdateSender, EngineUpdates) {
     let room = each.saturating_add(5).saturating_mul(n);
     let (to, receiver) = channel(room.min(tokio::sync::Semaphore::MAX_PERMITS));
-    let source = Source::Engine(receiver);
-    (to, Updates { source, usage, stream_id: None, filters: None, ticket: None, slot: None, trial: None })
+    (to, EngineUpdates { receiver, usage, ticket: None, trial: None, observer: None })
 }

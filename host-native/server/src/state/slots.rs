@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use starling::receipt::Hex;
 use starling_api::update::Update;
 
-use crate::guard::auth::ANYONE;
+use crate::config::ANYONE;
 
 /// Maximum bytes of a file name.
 const MAX_NAME: usize = 200;

@@ -1,5 +1,8 @@
 //! Model checks of the data structures that the server's threads share: shuttle runs each case under many interleavings.
 
+#[path = "../../src/priority.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod priority;
 mod schedule;
 mod state;
 

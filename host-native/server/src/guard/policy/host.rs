@@ -11,11 +11,10 @@ use starling_host::error::Failure;
 use starling_host::tls_provider;
 
 use super::{Call, CallError, Decision, Filter, HookRequest, Policy, PolicyFile, Response, Stage, Verdict};
-use crate::config::SettingsFile;
+use crate::config::{Settings, SettingsFile};
 use crate::models::instance::ModelInstance;
 use crate::observe::metrics::Metrics;
 use crate::schedule::offload::offload;
-use crate::server::Caller;
 
 /// Fields of a message that hold no text of its author.
 const NAMES: [&str; 7] = ["role", "type", "name", "id", "tool_call_id", "call_id", "status"];
@@ -34,7 +33,19 @@ pub struct Subject {
     pub request_id: Arc<str>,
 }
 
+/// The policy on texts of a request, and what they belong to; `None` where a server has no policy.
+pub type PromptCheck = Option<(Arc<TextPolicy>, Arc<Subject>)>;
+
 impl TextPolicy {
+    /// The policy of the settings, if there is one.
+    ///
+    /// # Errors
+    /// If its file is invalid.
+    pub fn of(settings: &Settings, metrics: &Arc<Metrics>) -> Result<Option<Arc<TextPolicy>>, Failure> {
+        let policy = settings.policy_file.as_deref().map(|path| TextPolicy::read(path, metrics));
+        Ok(policy.transpose()?.map(Arc::new))
+    }
+
     /// Reads a policy file: TOML, YAML or JSON.
     ///
     /// # Errors
@@ -124,16 +135,12 @@ impl TextPolicy {
 ///
 /// # Errors
 /// If one is blocked.
-pub async fn apply_to_messages(
-    caller: &Caller,
-    instance: &ModelInstance,
-    messages: &mut [Json],
-) -> Result<(), ApiError> {
-    let Some(policy) = &caller.policy else { return Ok(()) };
+pub async fn apply_to_messages(check: &PromptCheck, messages: &mut [Json]) -> Result<(), ApiError> {
+    let Some((policy, subject)) = check else { return Ok(()) };
     let mut places = Vec::new();
     messages.iter_mut().for_each(|message| texts(message, &mut places));
     let found = places.iter_mut().map(|text| std::mem::take(*text)).collect();
-    let checked = policy.check(&caller.subject(instance), found).await?;
+    let checked = policy.check(subject, found).await?;
     places.into_iter().zip(checked).for_each(|(place, text)| *place = text);
     Ok(())
 }
@@ -142,9 +149,9 @@ pub async fn apply_to_messages(
 ///
 /// # Errors
 /// If it is blocked.
-pub async fn apply_to_text(caller: &Caller, instance: &ModelInstance, text: &mut String) -> Result<(), ApiError> {
-    let Some(policy) = &caller.policy else { return Ok(()) };
-    let mut checked = policy.check(&caller.subject(instance), vec![std::mem::take(text)]).await?;
+pub async fn apply_to_text(check: &PromptCheck, text: &mut String) -> Result<(), ApiError> {
+    let Some((policy, subject)) = check else { return Ok(()) };
+    let mut checked = policy.check(subject, vec![std::mem::take(text)]).await?;
     *text = checked.pop().unwrap_or_default();
     Ok(())
 }
@@ -153,19 +160,18 @@ pub async fn apply_to_text(caller: &Caller, instance: &ModelInstance, text: &mut
 ///
 /// # Errors
 /// If one is blocked.
-pub async fn apply_to_input(caller: &Caller, instance: &ModelInstance, input: &mut Input) -> Result<(), ApiError> {
-    let Some(policy) = &caller.policy else { return Ok(()) };
-    let subject = caller.subject(instance);
+pub async fn apply_to_input(check: &PromptCheck, instance: &ModelInstance, input: &mut Input) -> Result<(), ApiError> {
+    let Some((policy, subject)) = check else { return Ok(()) };
     let of_tokens = match input {
-        Input::Text(text) => return apply_to_text(caller, instance, text).await,
+        Input::Text(text) => return apply_to_text(check, text).await,
         Input::Texts(texts) => {
-            *texts = policy.check(&subject, std::mem::take(texts)).await?;
+            *texts = policy.check(subject, std::mem::take(texts)).await?;
             return Ok(());
         }
         Input::Tokens(tokens) => vec![instance.text(tokens)],
         Input::TokenLists(lists) => lists.iter().map(|tokens| instance.text(tokens)).collect(),
     };
-    if policy.check(&subject, of_tokens.clone()).await? != of_tokens {
+    if policy.check(subject, of_tokens.clone()).await? != of_tokens {
         return Err(policy.refused("its tokens have text that would be replaced; send it as text"));
     }
     Ok(())

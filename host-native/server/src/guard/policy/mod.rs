@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub use answers::AnswerFilters;
 pub use hook::{Call, CallError, Decision, HookRequest, Response};
-pub use host::{Subject, TextPolicy, apply_to_input, apply_to_messages, apply_to_text};
+pub use host::{PromptCheck, Subject, TextPolicy, apply_to_input, apply_to_messages, apply_to_text};
 pub use rendered::{apply_to_joined, apply_to_rendered, apply_to_seam};
 pub use rules::{Policy, PolicyFile};
 pub use stream::{Filter, Piece, StreamFilter, Verdict};

@@ -11,11 +11,10 @@ use starling::chat::Json;
 use starling::tokenizer::DecodeOptions;
 use starling_api::error::ApiError;
 
-use super::host::{Subject, TextPolicy};
+use super::host::{PromptCheck, Subject, TextPolicy};
 use super::{Decision, Stage, Verdict};
 use crate::models::instance::ModelInstance;
 use crate::schedule::offload::offload;
-use crate::server::Caller;
 
 /// Fields of a message that hold IDs and enumerated values.
 const IDS: [&str; 6] = ["role", "type", "id", "tool_call_id", "call_id", "status"];
@@ -183,18 +182,13 @@ impl TextPolicy {
 ///
 /// # Errors
 /// If it is blocked.
-pub async fn apply_to_rendered(
-    caller: &Caller,
-    instance: &ModelInstance,
-    prompt: &Arc<str>,
-    own: Vec<String>,
-) -> Result<(), ApiError> {
-    let Some(policy) = &caller.policy else { return Ok(()) };
+pub async fn apply_to_rendered(check: &PromptCheck, prompt: &Arc<str>, own: Vec<String>) -> Result<(), ApiError> {
+    let Some((policy, subject)) = check else { return Ok(()) };
     let (inner, text) = (Arc::clone(policy), Arc::clone(prompt));
-    let check = move || inner.check_joined(&text, &own.iter().map(String::as_str).collect::<Vec<_>>());
-    offload(prompt.len(), check).await??;
+    let work = move || inner.check_joined(&text, &own.iter().map(String::as_str).collect::<Vec<_>>());
+    offload(prompt.len(), work).await??;
     if policy.has_hook(Stage::Prompt) {
-        policy.ask_about_prompt(&caller.subject(instance), prompt).await?;
+        policy.ask_about_prompt(subject, prompt).await?;
     }
     Ok(())
 }
@@ -203,8 +197,8 @@ pub async fn apply_to_rendered(
 ///
 /// # Errors
 /// If it is blocked.
-pub async fn apply_to_joined(caller: &Caller, instance: &ModelInstance, tokens: &[u32]) -> Result<(), ApiError> {
-    if caller.policy.is_none() {
+pub async fn apply_to_joined(check: &PromptCheck, instance: &ModelInstance, tokens: &[u32]) -> Result<(), ApiError> {
+    if check.is_none() {
         return Ok(());
     }
     let tokenizer = &instance.model.tokenizer;
@@ -213,7 +207,7 @@ pub async fn apply_to_joined(caller: &Caller, instance: &ModelInstance, tokens: 
     let mut own: Vec<String> = controls.filter_map(|token| tokenizer.token_text(*token)).map(lossy).collect();
     own.sort_unstable();
     own.dedup();
-    apply_to_rendered(caller, instance, &lossy(&text).into(), own).await
+    apply_to_rendered(check, &lossy(&text).into(), own).await
 }
 
 fn lossy(bytes: &[u8]) -> String {
@@ -228,12 +222,12 @@ const SEAM: usize = 1024;
 /// # Errors
 /// If it is blocked.
 pub async fn apply_to_seam(
-    caller: &Caller,
+    check: &PromptCheck,
     instance: &ModelInstance,
     before: &[u32],
     new: &str,
 ) -> Result<(), ApiError> {
-    let Some(policy) = caller.policy.clone().filter(|_| !before.is_empty()) else { return Ok(()) };
+    let Some((policy, _)) = check.clone().filter(|_| !before.is_empty()) else { return Ok(()) };
     let before = instance.text(&before[before.len().saturating_sub(SEAM)..]);
     let new = new.to_string();
     offload(before.len() + new.len(), move || policy.check_seam(&before, &new)).await?

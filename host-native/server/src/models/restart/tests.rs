@@ -19,7 +19,7 @@ use crate::models::instance::ModelInstance;
 use crate::models::loading::{self, Resources};
 use crate::observe::metrics::Metrics;
 use crate::observe::trace::{Stages, Trace};
-use crate::schedule::queue::{Deadlines, Progress, SequenceGroup, Updates, updates};
+use crate::schedule::queue::{Deadlines, EngineUpdates, Progress, SequenceGroup, updates};
 use crate::schedule::scheduler::{Flow, Priority};
 
 /// Allows every token, and panics where it is asked for the tokens after the first `left`.
@@ -64,7 +64,7 @@ impl Case {
         self.poison.is_some_and(|(after, _)| after < self.max_tokens)
     }
 
-    fn job(&self) -> (Job, Updates) {
+    fn job(&self) -> (Job, EngineUpdates) {
         let left = self.poison.map_or(usize::MAX, |(after, _)| after);
         let constraint = Poison { left, varies: self.poison.is_some_and(|(_, varies)| varies) };
         let request = Request {
@@ -128,7 +128,7 @@ async fn ask(instance: &ModelInstance, cases: &[Case]) -> Vec<Result<(Vec<u32>, 
         updates.hold(instance.queue.generate(&flow, 50, deadline, vec![job]).expect("room in the queue"));
         updates
     };
-    let all: Vec<Updates> = cases.iter().map(send).collect();
+    let all: Vec<EngineUpdates> = cases.iter().map(send).collect();
     let mut results = Vec::new();
     for mut updates in all {
         let (mut tokens, mut answer) = (Vec::new(), String::new());

@@ -48,7 +48,7 @@ pub async fn preview_chat(
     let tools = offload(usize::MAX, check).await??.tools;
     let end = chat_end(chat.continue_final_message, chat.add_generation_prompt)?;
     let mut messages = chat.messages;
-    apply_to_messages(caller, instance, &mut messages).await?;
+    apply_to_messages(&caller.prompt_check(instance), &mut messages).await?;
     render_chat(caller, instance, ChatPrompt { messages, tools, variables, end }).await
 }
 
@@ -86,7 +86,7 @@ async fn render_chat(caller: &Caller, instance: &Arc<ModelInstance>, prompt: Cha
     let mut rendered = offload_tokenize(usize::MAX, work).await?;
     if caller.policy.is_some() {
         let text: Arc<str> = std::mem::take(&mut rendered.text).into();
-        apply_to_rendered(caller, instance, &text, own_texts(instance)).await?;
+        apply_to_rendered(&caller.prompt_check(instance), &text, own_texts(instance)).await?;
         rendered.text = text.to_string();
     }
     Ok(rendered)

@@ -10,8 +10,8 @@ use starling::structure::{Calls, GrammarSource, StructureError};
 use starling_api::structure::{ConstraintPlan, GrammarPlan, OutputConstraint, compile_error, param_of};
 use starling_api::tools::AllowedCalls;
 
-use super::fields;
 use crate::http::error::ApiError;
+use crate::http::fields;
 use crate::models::instance::ModelInstance;
 use crate::observe::trace::Trace;
 use crate::schedule::compile_slots::StopOnDrop;

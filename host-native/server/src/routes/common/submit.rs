@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use starling::engine::Request;
 
+pub use super::updates::Updates;
 use crate::guard::policy::{AnswerFilters, TextPolicy};
 use crate::http::error::{ApiError, request_id};
 use crate::models::instance::ModelInstance;
 use crate::models::pressure::MAX_LEVEL;
 use crate::observe::trace::{Stages, Trace};
 use crate::observe::usage::Usage;
-pub use crate::schedule::queue::Updates;
-use crate::schedule::queue::{Job, Progress, SequenceGroup, updates};
+use crate::schedule::queue::{EngineUpdates, Job, Progress, SequenceGroup, updates};
 use crate::schedule::scheduler::{Flow, Priority};
 use crate::server::Caller;
-use crate::state::reuse::{AnswerReader, Answers, Found, Reuse, ReuseKey};
+use crate::state::reuse::{AnswerReader, Answers, Determined, Found, Reuse, ReuseKey};
 
 /// `Retry-After` under memory pressure.
 const PRESSURE_RETRY: Duration = Duration::from_secs(10);
@@ -52,7 +52,11 @@ pub async fn submit(
     let may_share = !caller.deadlines(&instance.settings(), submission.partial).is_own;
     let key = match caller.reuses {
         Reuse::NoStore => None,
-        _ => answers.key(instance, &caller.tenant.name, &submission),
+        _ => {
+            let Submission { requests, n, is_seeded, form, .. } = &submission;
+            let determined = Determined { requests, n: *n, is_seeded: *is_seeded, form: *form };
+            answers.key((&instance.name, &instance.computation()), &caller.tenant.name, determined)
+        }
     };
     let known = match key.as_ref().filter(|_| caller.reuses == Reuse::All) {
         None => None,
@@ -65,7 +69,7 @@ pub async fn submit(
             }
             Updates::of_log(reader, Arc::clone(&caller.usage))
         }
-        (None, None) => enqueue(instance, caller, flow, submission, Arc::clone(&caller.usage))?,
+        (None, None) => Updates::of_engine(enqueue(instance, caller, flow, submission, Arc::clone(&caller.usage))?),
         (None, Some(key)) => {
             // counted by each of its readers
             let updates = enqueue(instance, caller, flow, submission, Arc::default())?;
@@ -100,7 +104,7 @@ fn enqueue(
     flow: &Flow,
     submission: Submission,
     usage: Arc<Usage>,
-) -> Result<Updates, ApiError> {
+) -> Result<EngineUpdates, ApiError> {
     let Submission { mut requests, n, partial, .. } = submission;
     let settings = instance.settings();
     for request in &mut requests {
@@ -134,7 +138,10 @@ fn enqueue(
         && n == 1
     {
         let slot = caller.slot.get().copied();
-        updates.hold_slot(instance.slots.begin(slot, &caller.tenant.name, &request.tokens, request.cache_salt));
+        let slot = instance.slots.begin(slot, &caller.tenant.name, &request.tokens, request.cache_salt);
+        if let Some(mut slot) = slot {
+            updates.observe(move |update| slot.note(update));
+        }
     }
     let request_id: Arc<str> = request_id().unwrap_or_default().into();
     let mut jobs = Vec::with_capacity(count);

@@ -60,19 +60,20 @@ async fn apply_policy(caller: &Caller, instance: &ModelInstance, prompts: &mut [
     for prompt in prompts {
         match prompt {
             TextPrompt::Mixed(prompt) => match &mut prompt.0[..] {
-                [PromptPart::Text(text)] => apply_to_text(caller, instance, text).await?,
+                [PromptPart::Text(text)] => apply_to_text(&caller.prompt_check(instance), text).await?,
                 // what is in several parts cannot be changed, and counts as a whole
                 _ => {
                     let (model, parts) = (Arc::clone(&instance.model), std::mem::take(prompt));
                     let tokens = offload_tokenize(parts.bytes(), move || Ok(parts.encode(&model.tokenizer))).await?;
-                    apply_to_input(caller, instance, &mut Input::Tokens(tokens.clone())).await?;
+                    apply_to_input(&caller.prompt_check(instance), instance, &mut Input::Tokens(tokens.clone()))
+                        .await?;
                     prompt.0 = vec![PromptPart::Tokens(tokens)];
                 }
             },
             TextPrompt::Infill(infill) => {
                 let files = infill.files.iter_mut().flat_map(|(name, text)| [name, text]);
                 for text in files.chain([&mut infill.prefix, &mut infill.suffix]) {
-                    apply_to_text(caller, instance, text).await?;
+                    apply_to_text(&caller.prompt_check(instance), text).await?;
                 }
             }
         }
@@ -117,7 +118,7 @@ pub async fn start_text(
     };
     let (prompts, biases) = offload_tokenize(size, encode).await?;
     for tokens in prompts.iter().zip(is_infill).filter_map(|(tokens, is_infill)| is_infill.then_some(tokens)) {
-        apply_to_joined(caller, &instance, tokens).await?;
+        apply_to_joined(&caller.prompt_check(&instance), &instance, tokens).await?;
     }
     if !biases.is_empty() {
         options.logit_bias.get_or_insert_default().extend(biases);

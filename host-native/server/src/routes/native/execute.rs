@@ -40,7 +40,7 @@ pub async fn execute(
     let instance = server.model(options.model.as_deref(), sticky(&options), &caller).await?;
     let (flow, seed) = (flow(&options, &caller)?, seed(&options, &instance));
     let is_seeded = is_seeded(&options, &instance);
-    apply_to_text(&caller, &instance, &mut job.prompt).await?;
+    apply_to_text(&caller.prompt_check(&instance), &mut job.prompt).await?;
     let special = EncodeOptions { add_special: true, parse_special: false };
     let (model, prompt) = (Arc::clone(&instance.model), job.prompt);
     let tokens = offload_tokenize(prompt.len(), move || Ok(model.tokenizer.encode(&prompt, special))).await?;

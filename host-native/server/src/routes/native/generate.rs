@@ -76,10 +76,10 @@ pub async fn generate(
         Compilation { server: &server, caller: &caller, instance: &instance }.constraint(constraint).await?,
     );
     if let Some(text) = &mut generate.prompt {
-        apply_to_text(&caller, &instance, text).await?;
+        apply_to_text(&caller.prompt_check(&instance), text).await?;
     }
     if let Some(messages) = &mut generate.messages {
-        apply_to_messages(&caller, &instance, messages).await?;
+        apply_to_messages(&caller.prompt_check(&instance), messages).await?;
     }
     let (tokens, history) = prompt(&caller, &instance, generate, turn.as_ref()).await?;
     let (n_prompt, seed, flow) = (tokens.len(), seed(&options, &instance), flow(&options, &caller)?);
@@ -149,7 +149,7 @@ async fn prompt(
                 _ => Vec::new(),
             };
             let is_first = before.is_empty();
-            apply_to_seam(caller, instance, &before, &text).await?;
+            apply_to_seam(&caller.prompt_check(instance), instance, &before, &text).await?;
             let new = offload_tokenize(text.len(), move || Ok(encode(&text, is_first, parse_special))).await?;
             let tokens = [before, new].concat();
             let tokens = Arc::new(tokens);
@@ -207,7 +207,7 @@ async fn write_turn(
     conversation: Conversation,
 ) -> Result<Conversation, StateError> {
     let (inner, salt) = (Arc::clone(instance), turn.guard().salt());
-    let encode = move || (SessionJournal::encode(&inner, salt, &conversation), conversation);
+    let encode = move || (inner.session_row(salt, &conversation), conversation);
     let (row, conversation) = offload(usize::MAX, encode).await.map_err(|_| StateError::Ended)?;
     let written = turn.write(|| journal.put(turn.guard().tenant(), turn.guard().name(), row));
     if let Some(written) = written {

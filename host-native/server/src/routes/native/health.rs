@@ -20,6 +20,7 @@ use crate::models::pressure::MAX_LEVEL;
 use crate::models::status::{WorkerHandle, WorkerState};
 use crate::observe::metrics::of_tenant;
 use crate::server::{Caller, Server};
+use crate::state::store::Kind;
 
 /// State of the server.
 #[derive(Debug, Serialize, ToSchema)]
@@ -194,16 +195,21 @@ pub async fn metrics(
         }
     }
     if let Some(log) = &server.audit {
-        server.metrics.set_audit(log);
+        server.metrics.set_audit(log.lost(), log.failures());
     }
     if let Some(disk) = &server.pool.resources().disk {
-        server.metrics.set_kv_disk(disk);
+        disk.report(&server.metrics);
     }
     if let Some(disk) = &server.answers.disk {
-        server.metrics.set_answers_disk(&disk.stats());
+        let stats = disk.stats();
+        server.metrics.set_answers_disk(stats.bytes, stats.refused.iter().sum(), stats.io_errors);
     }
     if let Some(store) = &server.pool.resources().state {
-        server.metrics.set_state(store);
+        for kind in Kind::ALL {
+            server.metrics.set_state_rows(kind.name(), store.size(kind));
+        }
+        let (written, failed) = store.counts();
+        server.metrics.set_state_writes(written, failed);
     }
     let (kind, text) = if accept.contains("application/openmetrics-text") {
         ("application/openmetrics-text; version=1.0.0; charset=utf-8", server.metrics.openmetrics())
@@ -215,19 +221,4 @@ pub async fn metrics(
         _ => text,
     };
     ([(header::CONTENT_TYPE, kind)], text).into_response()
-}
-
-/// Load in a response header (ORCA), in the requested format: `TEXT` or `JSON`; `None` for others.
-pub fn orca(server: &Server, format: &str) -> Option<String> {
-    let snapshot = server.snapshot();
-    let (usage, waiting) = (snapshot.kv_usage(), snapshot.depth.iter().sum::<usize>());
-    match format.to_ascii_uppercase().as_str() {
-        "TEXT" => Some(format!(
-            "TEXT named_metrics.kv_cache_usage_perc={usage}, named_metrics.num_requests_waiting={waiting}"
-        )),
-        "JSON" => Some(format!(
-            "JSON {{\"named_metrics\":{{\"kv_cache_usage_perc\":{usage},\"num_requests_waiting\":{waiting}}}}}"
-        )),
-        _ => None,
-    }
 }

@@ -18,7 +18,6 @@ use starling_api::output::OutputPlan;
 use starling_api::parts::AnswerWriter;
 use starling_api::stream::Framing;
 
-use crate::admin::Administrator;
 use crate::http::body::Body;
 use crate::http::error::{ApiError, HttpError, json};
 use crate::routes::common::answer::{Delivery, SystemClock, respond};
@@ -122,7 +121,7 @@ async fn load_only(
             let entry = server.pool.find(Some(name))?;
             caller.rights.check_loads(entry.settings().pin)?;
             server.pool.unload(&entry, false).await;
-            Administrator::of_caller(caller, server).log("unload model", &entry.name, Ok(()));
+            server.administrator_of(caller).log("unload model", &entry.name, Ok(()));
         }
     }
     let clock = SystemClock { start: caller.arrival };

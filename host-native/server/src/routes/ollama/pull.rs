@@ -18,8 +18,8 @@ use starling_api::ollama::request::model_name;
 use starling_host::registry;
 use tokio::sync::{Semaphore, oneshot};
 
-use crate::admin::Administrator;
 use crate::admin::settings::entry_of;
+use crate::guard::administrator::Administrator;
 use crate::http::body::Body;
 use crate::http::error::{ApiError, HttpError, json, request_id};
 use crate::server::{Caller, Server};
@@ -54,7 +54,7 @@ pub async fn pull(
     let source = source_of(&body.model);
     let bytes = Arc::new(PulledBytes::default());
     let watched = Arc::clone(&bytes);
-    let administrator = Administrator::of_caller(&caller, &server);
+    let administrator = server.administrator_of(&caller);
     let work = async move {
         if known {
             return Ok(());
@@ -196,7 +196,7 @@ pub async fn copy(
 ) -> Result<StatusCode, HttpError> {
     caller.rights.check_manages()?;
     let result = copy_model(&server, &body.source, &body.destination);
-    log(&Administrator::of_caller(&caller, &server), "copy model", &body.destination, &result);
+    log(&server.administrator_of(&caller), "copy model", &body.destination, &result);
     result?;
     Ok(StatusCode::OK)
 }
@@ -219,7 +219,7 @@ pub async fn create(
 ) -> Result<Response, HttpError> {
     caller.rights.check_manages()?;
     let result = copy_model(&server, body.source()?, &body.model);
-    log(&Administrator::of_caller(&caller, &server), "create model", &body.model, &result);
+    log(&server.administrator_of(&caller), "create model", &body.model, &result);
     result?;
     if body.stream == Some(false) {
         return Ok(json(StatusCode::OK, &OllamaProgress::new("success")));
@@ -244,7 +244,7 @@ pub async fn delete(
     caller.rights.check_manages()?;
     let entry = server.pool.find(Some(model_name(&body.model))).map_err(ApiError::from)?;
     server.pool.remove(&entry).await;
-    log(&Administrator::of_caller(&caller, &server), "remove model", &entry.name, &Ok(()));
+    log(&server.administrator_of(&caller), "remove model", &entry.name, &Ok(()));
     Ok(StatusCode::OK)
 }
 

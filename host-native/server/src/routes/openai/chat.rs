@@ -37,7 +37,6 @@ use crate::schedule::offload::offload;
 use crate::schedule::queue::Update;
 use crate::server::{Caller, Server};
 use crate::state::sessions::{Conversation, History, SessionGuard};
-use crate::state::store::SessionJournal;
 
 /// Create a chat completion.
 ///
@@ -130,7 +129,7 @@ pub async fn start_chat(
     let tools = tools.tools;
     let end = chat_end(chat.continue_final_message, chat.add_generation_prompt)?;
     let mut messages = chat.messages;
-    apply_to_messages(caller, &instance, &mut messages).await?;
+    apply_to_messages(&caller.prompt_check(&instance), &mut messages).await?;
     let stored = match chat.store {
         Some(true) => Some(Recorder::new(server, caller, chat.metadata, messages.clone())?),
         _ => None,
@@ -234,7 +233,7 @@ impl SessionRecorder {
         let (tenant, name) = (Arc::<str>::from(guard.tenant()), Arc::<str>::from(guard.name()));
         let write = self.instance.journal.as_ref().map(|journal| {
             let conversation = Conversation { tokens: Arc::new(tokens.clone()), history: History::None };
-            let row = SessionJournal::encode(&self.instance, guard.salt(), &conversation);
+            let row = self.instance.session_row(guard.salt(), &conversation);
             move || drop(journal.put(&tenant, &name, row))
         });
         self.instance.queue.evict_prefixes(guard.store_tokens(tokens, write));

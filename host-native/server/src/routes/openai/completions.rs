@@ -53,10 +53,10 @@ pub async fn completions(
         return Err(ApiError::param("prompt", format!("{n_prompts} prompts, expected at most {max_inputs}")).into());
     }
     check_count(&instance, n_prompts * n)?;
-    apply_to_input(&caller, &instance, &mut completion.prompt).await?;
+    apply_to_input(&caller.prompt_check(&instance), &instance, &mut completion.prompt).await?;
     let mut suffix = completion.suffix.take().filter(|suffix| !suffix.is_empty());
     if let Some(suffix) = &mut suffix {
-        apply_to_text(&caller, &instance, suffix).await?;
+        apply_to_text(&caller.prompt_check(&instance), suffix).await?;
     }
     let parse_special = completion.parse_special != Some(false);
     let (model, size, input) = (Arc::clone(&instance.model), completion.prompt.bytes(), completion.prompt);
@@ -68,7 +68,7 @@ pub async fn completions(
     let prompts = offload_tokenize(size, encode).await?;
     if is_infill {
         for prompt in &prompts {
-            apply_to_joined(&caller, &instance, &prompt.tokens).await?;
+            apply_to_joined(&caller.prompt_check(&instance), &instance, &prompt.tokens).await?;
         }
     }
     let (seed, is_seeded) = (seed(&options, &instance), is_seeded(&options, &instance));

@@ -66,7 +66,7 @@ pub async fn embed_inputs(
         return Err(ApiError::param("model", message).code("not_an_embedder"));
     }
     let n = body.input.len();
-    apply_to_input(caller, &instance, &mut body.input).await?;
+    apply_to_input(&caller.prompt_check(&instance), &instance, &mut body.input).await?;
     let empty = Input::Texts(Vec::new());
     let (model, size, input) =
         (Arc::clone(&instance.model), body.input.bytes(), std::mem::replace(&mut body.input, empty));
@@ -85,8 +85,9 @@ pub async fn embed_inputs(
     check_texts(&instance.model, &instance.embedder, &texts, body.dimensions)?;
     let tokens: usize = texts.iter().map(Vec::len).sum();
     let (mut vectors, mut missing) = (vec![None; n], Vec::new());
+    let computation = instance.computation();
     for (index, tokens) in texts.into_iter().enumerate() {
-        let key = server.embeddings.key(&instance, &caller.tenant.name, &tokens, body.dimensions);
+        let key = server.embeddings.key((&instance.name, &computation), &caller.tenant.name, &tokens, body.dimensions);
         let key = key.filter(|_| caller.reuses != Reuse::NoStore);
         match key.as_ref().filter(|_| caller.reuses == Reuse::All).and_then(|key| server.embeddings.find(key)) {
             Some(vector) => vectors[index] = Some(vector.to_vec()),

@@ -17,7 +17,6 @@ use starling_api::openai::models::{
 };
 use starling_api::stream::ServerSentEvent;
 
-use crate::admin::Administrator;
 use crate::http::body::Body;
 use crate::http::error::{ANTHROPIC_VERSION, ApiError, ErrorBody, HttpError, json};
 use crate::http::params::PathParams;
@@ -132,7 +131,7 @@ pub async fn load(
 ) -> Result<Response, HttpError> {
     caller.rights.check_loads(false)?;
     let entry = server.pool.find(Some(&body.model)).map_err(ApiError::from)?;
-    let (pool, administrator) = (Arc::clone(&server.pool), Administrator::of_caller(&caller, &server));
+    let (pool, administrator) = (Arc::clone(&server.pool), server.administrator_of(&caller));
     tokio::spawn(async move {
         let error = pool.load(&entry).await.err().map(|e| e.to_string());
         administrator.log("load model", &entry.name, error.as_deref().map_or(Ok(()), Err));
@@ -156,7 +155,7 @@ pub async fn unload(
     let entry = server.pool.find(Some(&body.model)).map_err(ApiError::from)?;
     caller.rights.check_loads(entry.settings().pin)?;
     let was_loaded = server.pool.unload(&entry, false).await;
-    Administrator::of_caller(&caller, &server).log("unload model", &entry.name, Ok(()));
+    server.administrator_of(&caller).log("unload model", &entry.name, Ok(()));
     if !was_loaded {
         return Err(ApiError::invalid(format!("model `{}` is not loaded", entry.name)).code("model_not_loaded").into());
     }

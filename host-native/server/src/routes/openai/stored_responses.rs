@@ -56,12 +56,12 @@ impl Keeping {
         if caller.policy.is_some() {
             let instance = server.model(body.model.as_deref(), None, caller).await?;
             match &mut body.input {
-                Some(InputItems::Text(text)) => apply_to_text(caller, &instance, text).await?,
-                Some(InputItems::Items(items)) => apply_to_messages(caller, &instance, items).await?,
+                Some(InputItems::Text(text)) => apply_to_text(&caller.prompt_check(&instance), text).await?,
+                Some(InputItems::Items(items)) => apply_to_messages(&caller.prompt_check(&instance), items).await?,
                 None => {}
             }
             if let Some(instructions) = &mut body.instructions {
-                apply_to_text(caller, &instance, instructions).await?;
+                apply_to_text(&caller.prompt_check(&instance), instructions).await?;
             }
         }
         let (tenant, expiry) = (Arc::clone(&caller.tenant.name), server.answer_expiry(unix_millis()));

@@ -16,13 +16,11 @@ use starling_host::clock::unix_millis;
 use super::answer_file;
 use super::cache::Cache;
 use super::disk::AnswerDisk;
-use super::key::{Kind, ReuseKey};
+use super::key::{Computation, Kind, ReuseKey};
 use super::shared_log::{Reader, SharedLog};
-use crate::models::instance::ModelInstance;
 use crate::observe::metrics::Metrics;
-use crate::routes::common::submit::Submission;
 use crate::schedule::offload::offload;
-use crate::schedule::queue::{Update, Updates};
+use crate::schedule::queue::{EngineUpdates, Update};
 
 /// Updates of a request, shared by its readers.
 pub type AnswerLog = SharedLog<(usize, Update)>;
@@ -51,6 +49,18 @@ impl Reuse {
             _ => Reuse::All,
         }
     }
+}
+
+/// What says whether the answers to requests are determined, and which they are.
+#[derive(Debug, Clone, Copy)]
+pub struct Determined<'a> {
+    pub requests: &'a [Request],
+    /// Answers to each.
+    pub n: usize,
+    /// Whether the client has given the seed.
+    pub is_seeded: bool,
+    /// Digest of what the constraint was compiled from, if there is one.
+    pub form: Option<[u8; 32]>,
 }
 
 /// An answer that was found.
@@ -89,16 +99,20 @@ impl Answers {
     }
 
     /// The key of the answers; `None` if they are not determined, or nothing is reused.
-    pub fn key(&self, instance: &ModelInstance, tenant: &Arc<str>, submission: &Submission) -> Option<ReuseKey> {
-        let Submission { requests, n, is_seeded, form, .. } = submission;
+    pub fn key(
+        &self,
+        (name, computation): (&Arc<str>, &Computation),
+        tenant: &Arc<str>,
+        Determined { requests, n, is_seeded, form }: Determined<'_>,
+    ) -> Option<ReuseKey> {
         let is_determined = |request: &Request| {
-            (*is_seeded || request.sampling.temperature == 0.0) && request.constraint.is_some() == form.is_some()
+            (is_seeded || request.sampling.temperature == 0.0) && request.constraint.is_some() == form.is_some()
         };
         let is_on = self.shares || self.kept.is_on || self.disk.is_some();
         if !is_on || !requests.iter().all(is_determined) {
             return None;
         }
-        Some(ReuseKey::new(instance, tenant, Kind::Answer, |digest| {
+        Some(ReuseKey::new(name, computation, tenant, Kind::Answer, |digest| {
             digest.update(n.to_le_bytes());
             digest.update(form.unwrap_or_default());
             for request in requests {
@@ -163,7 +177,13 @@ impl Answers {
     }
 
     /// Makes the updates of a request those of a log that others can read too: with `may_share` while it is in flight.
-    pub fn share(self: &Arc<Self>, key: ReuseKey, updates: Updates, n_answers: usize, may_share: bool) -> AnswerReader {
+    pub fn share(
+        self: &Arc<Self>,
+        key: ReuseKey,
+        updates: EngineUpdates,
+        n_answers: usize,
+        may_share: bool,
+    ) -> AnswerReader {
         let log = SharedLog::new();
         let reader = log.reader(0);
         if may_share {
@@ -182,7 +202,7 @@ impl Answers {
     }
 
     /// Fills a log until all answers have ended or nobody reads. Returns whether the request alone determines them.
-    async fn fill(&self, log: &Arc<AnswerLog>, key: &ReuseKey, mut updates: Updates, n_answers: usize) -> bool {
+    async fn fill(&self, log: &Arc<AnswerLog>, key: &ReuseKey, mut updates: EngineUpdates, n_answers: usize) -> bool {
         let (mut n_left, mut is_determined) = (n_answers, true);
         while n_left > 0 {
             let next = tokio::select! {

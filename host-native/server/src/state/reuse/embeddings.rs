@@ -5,8 +5,7 @@ use std::sync::Arc;
 use sha2::Digest;
 
 use super::cache::Cache;
-use super::key::{Kind, ReuseKey};
-use crate::models::instance::ModelInstance;
+use super::key::{Computation, Kind, ReuseKey};
 use crate::observe::metrics::Metrics;
 
 /// The embeddings that are kept.
@@ -23,7 +22,7 @@ impl Embeddings {
     /// The key of a text; `None` if nothing is kept.
     pub fn key(
         &self,
-        instance: &ModelInstance,
+        (name, computation): (&Arc<str>, &Computation),
         tenant: &Arc<str>,
         tokens: &[u32],
         dimensions: Option<usize>,
@@ -31,7 +30,7 @@ impl Embeddings {
         if !self.kept.is_on {
             return None;
         }
-        Some(ReuseKey::new(instance, tenant, Kind::Embedding, |digest| {
+        Some(ReuseKey::new(name, computation, tenant, Kind::Embedding, |digest| {
             digest.update(dimensions.unwrap_or(0).to_le_bytes());
             tokens.iter().for_each(|token| digest.update(token.to_le_bytes()));
         }))

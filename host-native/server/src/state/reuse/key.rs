@@ -10,8 +10,6 @@ use starling::kernels::NUMERICS_VERSION;
 use starling::kernels::attention::KvType;
 use starling::receipt::Hex;
 
-use crate::models::instance::ModelInstance;
-
 /// Identifies a result: what it was computed from and how, and for whom.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ReuseKey {
@@ -29,39 +27,39 @@ pub enum Kind {
 
 /// All that can change a byte of a result, besides the request.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Computation {
+pub struct Computation {
     /// SHA-256 of the model file.
-    model: [u8; 32],
+    pub model: [u8; 32],
     /// Of the definition of all numbers.
-    numerics: u32,
+    pub numerics: u32,
     /// Version of this program: of tokenizer, sampler and grammars.
-    program: &'static str,
+    pub program: &'static str,
     /// `None` for an encoder.
-    kv_type: Option<KvType>,
+    pub kv_type: Option<KvType>,
     /// Context in tokens: where answers end, and texts are cut.
-    n_ctx: [usize; 2],
-    pooling: Pooling,
+    pub n_ctx: [usize; 2],
+    pub pooling: Pooling,
 }
 
 impl Computation {
-    fn of(instance: &ModelInstance) -> Computation {
-        Computation {
-            model: instance.model_sha256,
-            numerics: NUMERICS_VERSION,
-            program: env!("CARGO_PKG_VERSION"),
-            kv_type: instance.engine.map(|engine| engine.kv_type),
-            n_ctx: [instance.n_ctx(), instance.embedder.n_ctx],
-            pooling: instance.pooling,
-        }
+    /// By this program, of a model file with this SHA-256.
+    pub fn new(model: [u8; 32], kv_type: Option<KvType>, n_ctx: [usize; 2], pooling: Pooling) -> Computation {
+        Computation { model, numerics: NUMERICS_VERSION, program: env!("CARGO_PKG_VERSION"), kv_type, n_ctx, pooling }
     }
 }
 
 impl ReuseKey {
-    /// The key of a result of an instance for a tenant; `request` adds what the request says to the digest.
-    pub fn new(instance: &ModelInstance, tenant: &Arc<str>, kind: Kind, request: impl FnOnce(&mut Sha256)) -> ReuseKey {
-        let mut digest = digest(&Computation::of(instance), kind);
+    /// The key of a result of the model `name` for a tenant; `request` adds what the request says to the digest.
+    pub fn new(
+        name: &Arc<str>,
+        computation: &Computation,
+        tenant: &Arc<str>,
+        kind: Kind,
+        request: impl FnOnce(&mut Sha256),
+    ) -> ReuseKey {
+        let mut digest = digest(computation, kind);
         request(&mut digest);
-        let (model, tenant) = (Arc::clone(&instance.name), Arc::clone(tenant));
+        let (model, tenant) = (Arc::clone(name), Arc::clone(tenant));
         ReuseKey { model, tenant, digest: digest.finalize().into() }
     }
 

@@ -18,7 +18,6 @@ use starling::chat::Json;
 use starling_host::clock::unix_millis;
 
 use super::{Kind, RowId, StateStore, Written};
-use crate::models::instance::ModelInstance;
 use crate::state::fields::{Malformed, Reader, push_len, push_text};
 use crate::state::sessions::{Conversation, History, Journal, Sessions};
 
@@ -42,12 +41,17 @@ impl SessionJournal {
     }
 
     /// The row of a conversation.
-    pub fn encode(instance: &ModelInstance, salt: u64, conversation: &Conversation) -> Vec<u8> {
+    pub fn encode(
+        model_sha256: &[u8; 32],
+        text: impl FnOnce(&[u32]) -> String,
+        salt: u64,
+        conversation: &Conversation,
+    ) -> Vec<u8> {
         let text = match &conversation.history {
-            History::Text => instance.text(&conversation.tokens),
+            History::Text => text(&conversation.tokens),
             _ => String::new(),
         };
-        encode(&instance.model_sha256, salt, conversation, &text)
+        encode(model_sha256, salt, conversation, &text)
     }
 
     /// Writes the row of a session that was used now. Does not wait.

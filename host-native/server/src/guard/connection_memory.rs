@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use starling_api::error::ApiError;
 
-use super::connection::network;
+use super::peer::network;
 use crate::config::Settings;
 use crate::guard::auth::Keys;
 
