@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! x = norm(embedding[token] * scale + token_type + position_embedding[position])
-//! for each layer: x = block(x)                              (`block.rs`)
+//! for each layer: x = block(x)                              (`residual/orders.rs`)
 //! logits = soft_cap((W_out norm(x) + b) * scale)
 //! ```
 //!
@@ -11,16 +11,16 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::Model;
-use super::block::ForwardPass;
-use super::rows::{RowOps, as_columns, columns};
-use super::scratch::{AttentionScratch, LayerEmbeddingScratch, Scratch};
-use super::weights::{LayerEmbeddings, ResidualOrder, padded};
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvLayout, KvMemory, PAGE, Slot, Span};
 use crate::kernels::elementwise::{add_scaled, scale, soft_cap};
 use crate::kernels::recurrent::StateSpan;
 use crate::math::{ln, sqrt};
+use crate::model::Model;
+use crate::model::residual::orders::ForwardPass;
+use crate::model::rows::{RowOps, as_columns, columns};
+use crate::model::scratch::{AttentionScratch, LayerEmbeddingScratch, Scratch};
+use crate::model::weights::{LayerEmbeddings, ResidualOrder, padded};
 use crate::pool::Pool;
 
 /// Where a forward pass runs: instruction set and threads. Neither changes a result.
@@ -166,7 +166,7 @@ impl Model {
     }
 
     /// Runs some layers of a batch of whole texts whose keys and values no later batch reads, so that pages of
-    /// [`Config::batch_kv_layout`](super::Config::batch_kv_layout) suffice. The layers of a batch are run in order, each once;
+    /// [`Config::batch_kv_layout`](crate::model::Config::batch_kv_layout) suffice. The layers of a batch are run in order, each once;
     /// between two parts nothing else may use `kv` and `s`. [`Model::final_states`] comes after the last.
     ///
     /// # Panics
@@ -216,7 +216,7 @@ impl Model {
         spans.collect()
     }
 
-    pub(super) fn rows<'a>(&self, Exec { cpu, pool }: Exec<'a>) -> RowOps<'a> {
+    pub(crate) fn rows<'a>(&self, Exec { cpu, pool }: Exec<'a>) -> RowOps<'a> {
         RowOps { cpu, pool, kind: self.config.norm, eps: self.config.norm_eps }
     }
 

@@ -7,14 +7,14 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::config::Config;
-use super::mtp;
-use super::roles::{self, TensorStorage, tensor_error};
-use super::weights::Weights;
 use crate::error::LoadError;
 use crate::gguf::Gguf;
 use crate::kernels::WeightArena;
 use crate::kernels::panel::{Matrix, PANEL};
+use crate::model::config::Config;
+use crate::model::heads::mtp;
+use crate::model::roles::{self, TensorStorage, tensor_error};
+use crate::model::weights::Weights;
 use crate::pool::Pool;
 use crate::quant::{self, Dtype};
 
@@ -192,9 +192,9 @@ impl WeightLoader {
 
 /// The result of a [`WeightLoader`].
 pub struct LoadedWeights {
-    pub(super) config: Config,
-    pub(super) weights: Weights,
-    pub(super) mtp_head: Option<(Config, Weights)>,
+    pub(crate) config: Config,
+    pub(crate) weights: Weights,
+    pub(crate) mtp_head: Option<(Config, Weights)>,
 }
 
 /// Checks names, types and shapes of all tensors of a model, as loading does, without memory for them: for headers.
@@ -307,14 +307,14 @@ fn matrix_bytes(m: &Matrix) -> u64 {
 }
 
 /// Loaded tensors, sorted by name; those taken are empty.
-pub(super) struct LoadedTensors(Vec<PendingTensor>);
+pub(crate) struct LoadedTensors(Vec<PendingTensor>);
 
 impl LoadedTensors {
     fn find(&self, name: &str) -> Option<usize> {
         self.0.binary_search_by(|p| p.name.as_str().cmp(name)).ok()
     }
 
-    pub(super) fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         self.find(name).is_some()
     }
 
@@ -330,31 +330,31 @@ impl LoadedTensors {
     }
 
     /// The matrices of a tensor: one, or one per expert.
-    pub(super) fn matrices(&mut self, name: &str) -> Option<Vec<Matrix>> {
+    pub(crate) fn matrices(&mut self, name: &str) -> Option<Vec<Matrix>> {
         match self.take(name) {
             Some(TensorStorage::Matrices(all)) => Some(all),
             _ => None,
         }
     }
 
-    pub(super) fn matrix(&mut self, name: &str) -> Result<Matrix, LoadError> {
+    pub(crate) fn matrix(&mut self, name: &str) -> Result<Matrix, LoadError> {
         let last = self.matrices(name).and_then(|mut all| all.pop());
         last.ok_or_else(|| LoadError::MissingTensor { name: name.into() })
     }
 
     /// The values of a vector, and the length of a row: heads may have rows of their own.
-    pub(super) fn vector(&mut self, name: &str) -> Option<(Vec<f32>, usize)> {
+    pub(crate) fn vector(&mut self, name: &str) -> Option<(Vec<f32>, usize)> {
         match self.take(name) {
             Some(TensorStorage::Vector { values, width }) => Some((values, width)),
             _ => None,
         }
     }
 
-    pub(super) fn required(&mut self, name: &str) -> Result<Vec<f32>, LoadError> {
+    pub(crate) fn required(&mut self, name: &str) -> Result<Vec<f32>, LoadError> {
         self.optional(name).ok_or_else(|| LoadError::MissingTensor { name: name.into() })
     }
 
-    pub(super) fn optional(&mut self, name: &str) -> Option<Vec<f32>> {
+    pub(crate) fn optional(&mut self, name: &str) -> Option<Vec<f32>> {
         self.vector(name).map(|(values, _)| values)
     }
 }

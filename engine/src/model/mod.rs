@@ -1,26 +1,18 @@
 //! Models: hyper-parameters, weights, tokenizer and the forward pass.
 
-mod altup;
-pub mod arch;
-mod block;
-mod classifier;
 pub mod config;
+pub(crate) mod embeddings;
 pub mod evaluate;
-mod ffn;
+pub mod families;
+pub(crate) mod ffn;
 pub mod forward;
-mod hyper;
+pub mod heads;
 mod keys;
 pub mod loader;
 pub mod mixers;
-pub mod mtp;
-mod ngrams;
-mod passes;
-mod projection;
 mod recommended;
-mod residual_attention;
-
+pub(crate) mod residual;
 pub(crate) mod roles;
-pub mod rotary;
 mod rows;
 mod scratch;
 pub mod stream;
@@ -31,10 +23,11 @@ use alloc::string::String;
 use alloc::sync::Arc;
 
 pub use config::Config;
+pub use families as arch;
 pub(crate) use forward::logits_rows;
 pub use forward::{Exec, KvRef, Run, Stage, Trace};
+pub(crate) use heads::projection::ProjectionScratch;
 use loader::{LoadedWeights, WeightLoader};
-pub(crate) use projection::ProjectionScratch;
 pub use recommended::RecommendedSampling;
 pub use scratch::{Scratch, ScratchSize};
 pub use stream::{StreamError, StreamLoader};

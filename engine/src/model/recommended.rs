@@ -27,7 +27,7 @@ impl RecommendedSampling {
     ///
     /// # Errors
     /// A key whose value has another type.
-    pub(super) fn from_gguf(gguf: &Gguf<'_>) -> Result<RecommendedSampling, LoadError> {
+    pub(crate) fn from_gguf(gguf: &Gguf<'_>) -> Result<RecommendedSampling, LoadError> {
         let within = |key: &str, low: f32, high: f32| {
             Ok::<_, LoadError>(gguf.f32(key)?.filter(|value| (low..=high).contains(value)))
         };

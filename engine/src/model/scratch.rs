@@ -4,18 +4,18 @@ use alloc::collections::TryReserveError;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::Model;
-use super::altup::AltUpScratch;
-use super::arch::ExpertInput;
-use super::config::{Config, LayerConfig, MixerKind, RecurrentConfig};
-use super::hyper::HyperScratch;
-use super::passes::PassScratch;
-use super::rotary::Rotary;
-use super::rows::{MAX_FORMS, packed_words};
-use super::weights::{AttentionWeights, Dense, FeedForward, Mixer, ResidualOrder, RopeDivisors, padded};
 use crate::error::MemoryError;
 use crate::kernels::attention::{AttendScratch, Attention, KvLayout, KvType, SelectionScratch, Slot};
 use crate::kernels::panel::Matrix;
+use crate::model::Model;
+use crate::model::config::{Config, LayerConfig, MixerKind, RecurrentConfig};
+use crate::model::families::ExpertInput;
+use crate::model::mixers::attention::rotary::Rotary;
+use crate::model::residual::altup::AltUpScratch;
+use crate::model::residual::hyper::HyperScratch;
+use crate::model::residual::passes::PassScratch;
+use crate::model::rows::{MAX_FORMS, packed_words};
+use crate::model::weights::{AttentionWeights, Dense, FeedForward, Mixer, ResidualOrder, RopeDivisors, padded};
 use crate::pool::Pool;
 
 /// The largest batch that working memory is for.
@@ -34,68 +34,68 @@ pub struct ScratchSize {
 /// Working memory for batches up to a [`ScratchSize`].
 pub struct Scratch {
     /// Maximal rows and logits rows of a batch.
-    pub(super) max_rows: usize,
-    pub(super) max_logits: usize,
+    pub(crate) max_rows: usize,
+    pub(crate) max_logits: usize,
     /// (rows, n_embd): the residual stream, and its norm.
-    pub(super) x: Vec<f32>,
-    pub(super) h: Vec<f32>,
+    pub(crate) x: Vec<f32>,
+    pub(crate) h: Vec<f32>,
     /// (rows, padded n_embd): output of attention or feed-forward.
-    pub(super) y: Vec<f32>,
+    pub(crate) y: Vec<f32>,
     /// (kept streams, rows, n_embd): residual streams that later layers read.
-    pub(super) residuals: Vec<f32>,
+    pub(crate) residuals: Vec<f32>,
     /// (rows, 2 * n_embd): what an MTP head reads, the token's embedding and the hidden state before it.
-    pub(super) joined: Vec<f32>,
-    pub(super) step: StepScratch,
-    pub(super) attention: AttentionScratch,
-    pub(super) experts: ExpertsScratch,
-    pub(super) embeddings: LayerEmbeddingScratch,
-    pub(super) altup: AltUpScratch,
-    pub(super) hyper: HyperScratch,
-    pub(super) passes: PassScratch,
+    pub(crate) joined: Vec<f32>,
+    pub(crate) step: StepScratch,
+    pub(crate) attention: AttentionScratch,
+    pub(crate) experts: ExpertsScratch,
+    pub(crate) embeddings: LayerEmbeddingScratch,
+    pub(crate) altup: AltUpScratch,
+    pub(crate) hyper: HyperScratch,
+    pub(crate) passes: PassScratch,
     /// (rows, n_embd): embeddings of the tokens, where layers add them again.
-    pub(super) skips: Vec<f32>,
+    pub(crate) skips: Vec<f32>,
     /// (logits rows, n_embd) after the final norm, and (logits rows, padded n_vocab).
-    pub(super) hidden: Vec<f32>,
-    pub(super) logits: Vec<f32>,
+    pub(crate) hidden: Vec<f32>,
+    pub(crate) logits: Vec<f32>,
     /// A dequantised row of the token-type or position embedding (n_embd).
-    pub(super) row: Vec<f32>,
+    pub(crate) row: Vec<f32>,
 }
 
 /// Buffers of one sub-layer.
-pub(super) struct StepScratch {
+pub(crate) struct StepScratch {
     /// (rows, stride of q, k and v), then (rows, n_head * value_dim); or (rows, stride of gate and up). With experts, a
     /// row per token and selected expert.
-    pub(super) wide: Vec<f32>,
+    pub(crate) wide: Vec<f32>,
     /// Packed activations.
-    pub(super) words: Vec<u32>,
+    pub(crate) words: Vec<u32>,
     /// (rows, padded n_embd): output of attention in layers that have a recurrent mixer too.
-    pub(super) sum: Vec<f32>,
+    pub(crate) sum: Vec<f32>,
     /// (rows, n_embd): values of the first layer, which later layers read (RWKV 7).
-    pub(super) first_values: Vec<f32>,
+    pub(crate) first_values: Vec<f32>,
 }
 
 /// Buffers of attention.
-pub(super) struct AttentionScratch {
+pub(crate) struct AttentionScratch {
     /// RoPE frequencies of the model's variants, for the context that the scratch memory is for.
-    pub(super) rotary: Vec<Rotary>,
+    pub(crate) rotary: Vec<Rotary>,
     /// (rows, RoPE variants, pairs)
-    pub(super) cos: Vec<f32>,
-    pub(super) sin: Vec<f32>,
+    pub(crate) cos: Vec<f32>,
+    pub(crate) sin: Vec<f32>,
     /// Factor on the queries of each row; empty if it is 1.
-    pub(super) temperatures: Vec<f32>,
+    pub(crate) temperatures: Vec<f32>,
     /// KV slot of each row.
-    pub(super) slots: Vec<Slot>,
+    pub(crate) slots: Vec<Slot>,
     /// One per thread.
-    pub(super) threads: Vec<AttendScratch>,
-    pub(super) parts: Vec<f32>,
+    pub(crate) threads: Vec<AttendScratch>,
+    pub(crate) parts: Vec<f32>,
     /// Keys, queries and factors of an indexer, and what it selected.
-    pub(super) index_rows: Vec<f32>,
-    pub(super) selection: SelectionScratch,
+    pub(crate) index_rows: Vec<f32>,
+    pub(crate) selection: SelectionScratch,
 }
 
 impl AttentionScratch {
     /// Cosines and sines of row `r` in layer `i`; empty without RoPE.
-    pub(super) fn turns(&self, c: &Config, i: usize, r: usize) -> (&[f32], &[f32]) {
+    pub(crate) fn turns(&self, c: &Config, i: usize, r: usize) -> (&[f32], &[f32]) {
         let Some(rope) = c.layers[i].rope else { return Default::default() };
         let at = (r * c.ropes.len() + rope) * c.rope_pairs();
         let end = at + c.ropes[rope].n_rot / 2;
@@ -103,7 +103,7 @@ impl AttentionScratch {
     }
 
     /// Factor on the queries of row `r` in layer `i`.
-    pub(super) fn query_scale(&self, c: &Config, i: usize, r: usize) -> f32 {
+    pub(crate) fn query_scale(&self, c: &Config, i: usize, r: usize) -> f32 {
         let LayerConfig { attn_scale, rope, .. } = c.layers[i];
         let temperature = c.temperature.as_ref().filter(|t| t.with_rope || rope.is_none());
         temperature.map_or(attn_scale, |_| attn_scale * self.temperatures[r])
@@ -111,45 +111,45 @@ impl AttentionScratch {
 }
 
 /// Buffers of expert routing.
-pub(super) struct ExpertsScratch {
+pub(crate) struct ExpertsScratch {
     /// The tokens of the batch.
-    pub(super) tokens: Vec<u32>,
+    pub(crate) tokens: Vec<u32>,
     /// (rows, n_embd): the input of the layer, where something after attention reads it.
-    pub(super) layer_input: Vec<f32>,
+    pub(crate) layer_input: Vec<f32>,
     /// (rows, n_embd): the input of the router, if it has a norm of its own.
-    pub(super) router_input: Vec<f32>,
+    pub(crate) router_input: Vec<f32>,
     /// (rows, 2 * padded width): input and output of experts in their latent space.
-    pub(super) latent: Vec<f32>,
+    pub(crate) latent: Vec<f32>,
     /// (rows, padded n_expert)
-    pub(super) router: Vec<f32>,
+    pub(crate) router: Vec<f32>,
     /// (n_expert)
-    pub(super) probabilities: Vec<f32>,
+    pub(crate) probabilities: Vec<f32>,
     /// (n_expert): scores by which experts are selected, if these are not the router's.
-    pub(super) scores: Vec<f32>,
+    pub(crate) scores: Vec<f32>,
     /// (groups), (used groups): scores of groups, and the groups that experts are selected from.
-    pub(super) group_scores: Vec<f32>,
-    pub(super) groups: Vec<u32>,
+    pub(crate) group_scores: Vec<f32>,
+    pub(crate) groups: Vec<u32>,
     /// (rows, n_used): selected experts of each row, their weights, and the index of their rows in `inputs`.
-    pub(super) selected: Vec<u32>,
-    pub(super) weights: Vec<f32>,
-    pub(super) expert_rows: Vec<u32>,
+    pub(crate) selected: Vec<u32>,
+    pub(crate) weights: Vec<f32>,
+    pub(crate) expert_rows: Vec<u32>,
     /// (n_expert + 1): index of the first row of each expert.
-    pub(super) starts: Vec<usize>,
+    pub(crate) starts: Vec<usize>,
     /// (expert rows): the batch row that each is a copy of.
-    pub(super) source_rows: Vec<u32>,
+    pub(crate) source_rows: Vec<u32>,
     /// (expert rows, width)
-    pub(super) inputs: Vec<f32>,
+    pub(crate) inputs: Vec<f32>,
     /// (expert rows, padded width), or of the shared expert (rows, padded n_embd).
-    pub(super) outputs: Vec<f32>,
+    pub(crate) outputs: Vec<f32>,
 }
 
 /// Embeddings of the layers.
-pub(super) struct LayerEmbeddingScratch {
+pub(crate) struct LayerEmbeddingScratch {
     /// (rows, stride): those of all layers, (n_layer, n_embd_layer).
-    pub(super) embeddings: Vec<f32>,
-    pub(super) stride: usize,
+    pub(crate) embeddings: Vec<f32>,
+    pub(crate) stride: usize,
     /// A dequantised row of the table (n_layer * n_embd_layer).
-    pub(super) row: Vec<f32>,
+    pub(crate) row: Vec<f32>,
 }
 
 /// Maximal buffer lengths per row over all layers.
@@ -163,7 +163,7 @@ struct Widths {
 }
 
 /// A zeroed vector; the system commits its memory on first touch, so an oversized batch limit costs little.
-pub(super) fn zeros<T: Clone + Default>(shape: &[usize]) -> Result<Vec<T>, TryReserveError> {
+pub(crate) fn zeros<T: Clone + Default>(shape: &[usize]) -> Result<Vec<T>, TryReserveError> {
     let n = shape.iter().fold(1usize, |n, d| n.saturating_mul(*d));
     // `vec!` gets zeroed memory from the system but aborts if there is none, so reserve first
     Vec::<T>::new().try_reserve_exact(n)?;
@@ -172,19 +172,19 @@ pub(super) fn zeros<T: Clone + Default>(shape: &[usize]) -> Result<Vec<T>, TryRe
 
 /// Allocates buffers up to a limit in bytes. After the first failure it allocates nothing but keeps counting, so that
 /// the error can state the total.
-pub(super) struct Budget {
+pub(crate) struct Budget {
     limit: usize,
     needed: usize,
     exhausted: Option<TryReserveError>,
 }
 
 impl Budget {
-    pub(super) fn new(limit: usize) -> Budget {
+    pub(crate) fn new(limit: usize) -> Budget {
         Budget { limit, needed: 0, exhausted: None }
     }
 
     /// As [`zeros`]; an empty vector after a failure, which [`Budget::check`] reports.
-    pub(super) fn zeros<T: Clone + Default>(&mut self, shape: &[usize]) -> Vec<T> {
+    pub(crate) fn zeros<T: Clone + Default>(&mut self, shape: &[usize]) -> Vec<T> {
         let bytes = shape.iter().fold(size_of::<T>(), |n, d| n.saturating_mul(*d));
         self.needed = self.needed.saturating_add(bytes);
         if self.needed > self.limit || self.exhausted.is_some() {
@@ -197,7 +197,7 @@ impl Budget {
     }
 
     /// Returns the error if an allocation failed; `rows` is the batch size for the message.
-    pub(super) fn check(self, rows: usize) -> Result<(), MemoryError> {
+    pub(crate) fn check(self, rows: usize) -> Result<(), MemoryError> {
         let Budget { limit, needed, exhausted } = self;
         if needed > limit {
             return Err(MemoryError::Limit { rows, needed, limit });
@@ -308,7 +308,7 @@ impl Model {
     }
 
     /// Whether something after attention reads the input of the layer.
-    pub(super) fn reads_layer_input(&self) -> bool {
+    pub(crate) fn reads_layer_input(&self) -> bool {
         (self.config.arch.expert_input != ExpertInput::Same && self.config.experts.is_some())
             || self.weights.layers.iter().any(|layer| layer.second_norm.is_some())
     }

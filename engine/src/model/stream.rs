@@ -6,9 +6,9 @@ use core::mem;
 
 use sha2::{Digest, Sha256};
 
-use super::{Model, ModelLoader};
 use crate::error::LoadError;
 use crate::gguf::{Gguf, GgufSet, HeaderError};
+use crate::model::{Model, ModelLoader};
 use crate::receipt::split_sha256;
 
 /// Why streamed bytes did not make a model.

@@ -13,7 +13,7 @@ pub struct DiffusionConfig {
 }
 
 impl DiffusionConfig {
-    pub(super) fn read(gguf: &Gguf<'_>, n_vocab: usize) -> Result<DiffusionConfig, LoadError> {
+    pub(crate) fn read(gguf: &Gguf<'_>, n_vocab: usize) -> Result<DiffusionConfig, LoadError> {
         let key = "tokenizer.ggml.mask_token_id";
         let mask = gguf.u32(key)?;
         if let Some(mask) = mask.filter(|mask| *mask as usize >= n_vocab) {

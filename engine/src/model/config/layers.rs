@@ -4,20 +4,20 @@ use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::attention::{HeadConfig, heads, pattern};
-use super::rope::rotations;
-use super::{LayerConfig, MAX_WIDTH, RecurrentConfig, Selection};
 use crate::error::LoadError;
 use crate::kernels::attention::AttentionWindow;
 use crate::kernels::elementwise::Xielu;
 use crate::math::{exp, ln, sqrt};
-use crate::model::arch::{Arch, ExpertInput, Rotated, ScoreScale, Swiglu};
+use crate::model::config::{LayerConfig, MAX_WIDTH, RecurrentConfig, Selection};
+use crate::model::families::{Arch, ExpertInput, Rotated, ScoreScale, Swiglu};
 use crate::model::keys::Keys;
 use crate::model::mixers::LayerKind;
-use crate::model::rotary::RopeConfig;
+use crate::model::mixers::attention::heads::{HeadConfig, heads, pattern};
+use crate::model::mixers::attention::rope::rotations;
+use crate::model::mixers::attention::rotary::RopeConfig;
 
 /// Attention windows and RoPE variants of the layers.
-pub(super) fn layers(
+pub(crate) fn layers(
     keys: &Keys<'_, '_>,
     arch: &Arch,
     kinds: &[LayerKind],
@@ -137,7 +137,7 @@ pub(super) fn layers(
 
 /// Gives each layer its keys and values in KV pages, of which an indexer has `index_layers`, and the place of its recurrent
 /// state. The last layers may read keys and values of the last layer before them that has the same kind of window.
-pub(super) fn place(
+pub(crate) fn place(
     keys: &Keys<'_, '_>,
     arch: &Arch,
     layers: &mut [LayerConfig],

@@ -1,34 +1,22 @@
 //! Hyper-parameters, read from untrusted metadata.
 
-mod activation;
-mod attention;
 mod diffusion;
-mod experts;
 mod layers;
 mod passes;
-mod rope;
 
 use alloc::format;
 use alloc::vec::Vec;
 
-use activation::activation;
-pub use attention::{HeadConfig, TemperatureConfig};
-use attention::{slopes, temperature};
+use crate::model::ffn::activation::activation;
+use crate::model::ffn::experts::experts;
+pub use crate::model::ffn::experts::{AdjugatesConfig, ExpertsConfig};
+pub use crate::model::mixers::attention::heads::{HeadConfig, TemperatureConfig};
+use crate::model::mixers::attention::heads::{slopes, temperature};
 pub use diffusion::DiffusionConfig;
-use experts::experts;
-pub use experts::{AdjugatesConfig, ExpertsConfig};
 use layers::{layers, place};
 pub use passes::PassEnd;
 use passes::passes;
 
-use super::arch::{ARCHS, Alibi, Arch, Mtp};
-pub use super::hyper::HyperConfig;
-use super::keys::Keys;
-pub use super::mixers::{CompressedConfig, IndexerConfig, MixerKind, RecurrentConfig, Selection};
-pub use super::ngrams::NgramConfig;
-use super::residual_attention::MAX_KEPT;
-use super::rotary::{RopeConfig, ScalingKind};
-use super::{mixers, mtp};
 use crate::error::{LoadError, RequestError};
 use crate::gguf::Gguf;
 use crate::kernels::attention::{AttentionWindow, Compressor, KvLayout, KvType};
@@ -36,13 +24,23 @@ use crate::kernels::elementwise::Xielu;
 use crate::kernels::norm::NormKind;
 use crate::kernels::rope::RopeStyle;
 use crate::math::sqrt;
+pub use crate::model::embeddings::ngrams::NgramConfig;
+use crate::model::families::{ARCHS, Alibi, Arch, Mtp};
+use crate::model::heads::mtp;
+use crate::model::keys::Keys;
+use crate::model::mixers;
+use crate::model::mixers::attention::rope;
+use crate::model::mixers::attention::rotary::{RopeConfig, ScalingKind};
+pub use crate::model::mixers::{CompressedConfig, IndexerConfig, MixerKind, RecurrentConfig, Selection};
+use crate::model::residual::attended::MAX_KEPT;
+pub use crate::model::residual::hyper::HyperConfig;
 
 /// Maximal number of layers: beyond any known model, and cheap to hold.
 const MAX_LAYERS: u32 = 4096;
 /// Maximal width of a vector: keeps every product of two widths below 2^48.
-pub(in crate::model) const MAX_WIDTH: u32 = 1 << 24;
+pub(crate) const MAX_WIDTH: u32 = 1 << 24;
 /// Maximal context: f64 RoPE angles stay exact to 1e-12 well beyond.
-pub(in crate::model) const MAX_CONTEXT: u32 = 1 << 28;
+pub(crate) const MAX_CONTEXT: u32 = 1 << 28;
 
 /// Hyper-parameters of a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -121,7 +119,7 @@ pub struct Config {
     pub layers: Vec<LayerConfig>,
     /// Layers of the file after these, which predict further tokens (NextN, multi-token prediction).
     pub n_nextn: usize,
-    /// The first of those, if the engine can draft with it ([`Model::mtp_head`](super::Model::mtp_head)).
+    /// The first of those, if the engine can draft with it ([`Model::mtp_head`](crate::model::Model::mtp_head)).
     pub mtp_layer: Option<LayerConfig>,
     /// Whether this is such a layer alone: it also reads the hidden state of the token before.
     pub is_mtp_head: bool,
@@ -176,7 +174,7 @@ pub struct LayerConfig {
 
 impl LayerConfig {
     /// Number of layers of KV pages that attention writes, beside the keys of an indexer.
-    pub(in crate::model) fn kv_layers(&self) -> usize {
+    pub(crate) fn kv_layers(&self) -> usize {
         // compressed keys and what they are made of, and the same of the indexer that selects overlapping blocks
         1 + self.compressor.map_or(0, |blocks| if blocks.overlaps { 4 } else { 2 })
     }
@@ -303,7 +301,7 @@ impl Config {
     }
 
     /// The configuration of [`Config::mtp_layer`] as a model of its own.
-    pub(in crate::model) fn mtp_head(&self) -> Option<Config> {
+    pub(crate) fn mtp_head(&self) -> Option<Config> {
         let layer = LayerConfig { block: 0, kv_layer: 0, state_at: 0, ..self.mtp_layer? };
         let (layers, n_nextn) = ([layer].into(), 0);
         Some(Config {
@@ -318,13 +316,13 @@ impl Config {
     }
 
     /// Whether a tensor belongs to a layer that only drafts ([`Config::n_nextn`]).
-    pub(in crate::model) fn is_unused(&self, tensor: &str) -> bool {
+    pub(crate) fn is_unused(&self, tensor: &str) -> bool {
         let layer = tensor.strip_prefix("blk.").and_then(|rest| rest.split_once('.')?.0.parse().ok());
         layer.is_some_and(|layer| (self.n_layer()..self.n_layer() + self.n_nextn).contains(&layer))
     }
 
     /// Numbers of residual streams that are kept before layer `i`, and before its feed-forward.
-    pub(in crate::model) fn kept_residuals(&self, i: usize) -> [usize; 2] {
+    pub(crate) fn kept_residuals(&self, i: usize) -> [usize; 2] {
         match self.residual_block {
             0 => [0, 0],
             block => [i.div_ceil(block), i / block + 1],
@@ -351,12 +349,12 @@ impl Config {
     }
 
     /// The first layer with weights `block`, below [`Config::n_blocks`].
-    pub(in crate::model) fn block(&self, block: usize) -> &LayerConfig {
+    pub(crate) fn block(&self, block: usize) -> &LayerConfig {
         self.layers.iter().find(|l| l.block == block).unwrap_or(&self.layers[0])
     }
 
     /// Rows of the query projection of a layer: queries, and their gates if there are any.
-    pub(in crate::model) fn q_rows(&self, heads: &HeadConfig) -> usize {
+    pub(crate) fn q_rows(&self, heads: &HeadConfig) -> usize {
         heads.q_width() * if self.arch.gated_queries { 2 } else { 1 }
     }
 
@@ -371,7 +369,7 @@ impl Config {
     }
 
     /// Largest number of pairs that a RoPE variant rotates.
-    pub(in crate::model) fn rope_pairs(&self) -> usize {
+    pub(crate) fn rope_pairs(&self) -> usize {
         self.ropes.iter().map(|rope| rope.n_rot / 2).max().unwrap_or(0)
     }
 
@@ -414,7 +412,7 @@ impl Config {
     }
 
     /// Whether the model has LongRoPE: frequency divisors for short and for long contexts.
-    pub(in crate::model) fn is_longrope(&self) -> bool {
+    pub(crate) fn is_longrope(&self) -> bool {
         self.ropes.iter().any(|r| r.scaling.is_some_and(|s| s.kind == ScalingKind::LongRope))
     }
 

@@ -3,8 +3,8 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use super::{LayerConfig, MAX_LAYERS};
 use crate::error::LoadError;
+use crate::model::config::{LayerConfig, MAX_LAYERS};
 use crate::model::keys::Keys;
 
 /// What follows the last layer of a pass, after the final norm.
@@ -19,7 +19,7 @@ pub enum PassEnd {
 }
 
 /// The layers of all passes, from those of one pass, or with `hrm.` keys of all.
-pub(super) fn passes(keys: &Keys<'_, '_>, layers: Vec<LayerConfig>) -> Result<Vec<LayerConfig>, LoadError> {
+pub(crate) fn passes(keys: &Keys<'_, '_>, layers: Vec<LayerConfig>) -> Result<Vec<LayerConfig>, LoadError> {
     let n = layers.len();
     if keys.has("hrm.layers_per_stack") {
         return nested(keys, layers);

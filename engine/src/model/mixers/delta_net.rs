@@ -10,17 +10,6 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use super::super::arch::Arch;
-use super::super::block::{ForwardPass, SubLayerRows};
-use super::super::config::{Config, MAX_WIDTH};
-use super::super::forward::Stage;
-use super::super::keys::Keys;
-use super::super::loader::LoadedTensors;
-use super::super::roles::{Layout, Part, Role, Scope, TensorRow, matrix, values, vector};
-use super::super::rows::columns;
-use super::super::scratch::StepScratch;
-use super::super::weights::{Linear, LinearGroup, Norm, linear, padded, required_norm, transposed};
-use super::{MAX_CONV, RecurrentConfig};
 use crate::error::LoadError;
 use crate::kernels::elementwise::{Activation, activate, gated, sigmoid};
 use crate::kernels::exp::exp;
@@ -30,6 +19,17 @@ use crate::kernels::recurrent::conv::{Conv, ConvRows, causal_conv};
 use crate::kernels::recurrent::delta_rule::{DeltaHeads, DeltaRows, delta_rule};
 use crate::kernels::recurrent::{StateMemory, softplus};
 use crate::math::sqrt;
+use crate::model::config::{Config, MAX_WIDTH};
+use crate::model::families::Arch;
+use crate::model::forward::Stage;
+use crate::model::keys::Keys;
+use crate::model::loader::LoadedTensors;
+use crate::model::mixers::{MAX_CONV, RecurrentConfig};
+use crate::model::residual::orders::{ForwardPass, SubLayerRows};
+use crate::model::roles::{Layout, Part, Role, Scope, TensorRow, matrix, values, vector};
+use crate::model::rows::columns;
+use crate::model::scratch::StepScratch;
+use crate::model::weights::{Linear, LinearGroup, Norm, linear, padded, required_norm, transposed};
 
 /// Most elements of a key.
 const MAX_KEY: u32 = 4096;
@@ -44,7 +44,7 @@ pub struct DeltaNetConfig {
 }
 
 impl DeltaNetConfig {
-    pub(super) fn read(keys: &Keys<'_, '_>, arch: &Arch) -> Result<DeltaNetConfig, LoadError> {
+    pub(crate) fn read(keys: &Keys<'_, '_>, arch: &Arch) -> Result<DeltaNetConfig, LoadError> {
         let k_dim = keys.size("ssm.state_size", 1..=MAX_KEY)?;
         let n_key = keys.size("ssm.group_count", 1..=MAX_WIDTH / k_dim as u32)?;
         let inner = keys.size("ssm.inner_size", 1..=MAX_WIDTH)?;
@@ -76,7 +76,7 @@ impl DeltaNetConfig {
         (self.conv - 1).saturating_mul(self.channels())
     }
 
-    pub(super) fn state_len(&self) -> usize {
+    pub(crate) fn state_len(&self) -> usize {
         self.conv_state_len().saturating_add(self.value_width().saturating_mul(self.heads.k_dim))
     }
 }
@@ -117,7 +117,7 @@ const JOINT: usize = 0;
 const SEPARATE: usize = 1;
 
 /// The tensors of a layer.
-pub(super) const TENSORS: &[TensorRow] = &[
+pub(crate) const TENSORS: &[TensorRow] = &[
     // rates and decays of the heads of a key head, side by side
     TensorRow::new("ssm_ba.weight", |c, _| matrix(2 * config(c)?.heads.n_value, c.n_embd))
         .of(&[(Part::Recurrent, JOINT)]),
@@ -135,7 +135,7 @@ pub(super) const TENSORS: &[TensorRow] = &[
 const BOTH: &[Layout] = &[(Part::Recurrent, JOINT), (Part::Recurrent, SEPARATE)];
 
 impl DeltaNet {
-    pub(super) fn load(c: &DeltaNetConfig, tensors: &mut LoadedTensors, i: usize) -> Result<DeltaNet, LoadError> {
+    pub(crate) fn load(c: &DeltaNetConfig, tensors: &mut LoadedTensors, i: usize) -> Result<DeltaNet, LoadError> {
         let name = |part: &str| format!("blk.{i}.{part}");
         let gates: &[&str] = if tensors.has(&name("ssm_ba.weight")) { &["ssm_ba"] } else { &["ssm_beta", "ssm_alpha"] };
         let parts = ["attn_qkv", "attn_gate"].iter().chain(gates);
@@ -151,11 +151,11 @@ impl DeltaNet {
         })
     }
 
-    pub(super) fn matrices(&self) -> Vec<&Matrix> {
+    pub(crate) fn matrices(&self) -> Vec<&Matrix> {
         self.input.matrices().chain([&self.output.w]).collect()
     }
 
-    pub(super) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
+    pub(crate) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
         let value = self.c.value_width();
         (self.input.matrices().collect(), self.input.stride + 2 * self.c.heads.n_value + value, value)
     }
@@ -175,7 +175,7 @@ impl DeltaNet {
 }
 
 impl ForwardPass<'_, '_> {
-    pub(super) fn delta_net(
+    pub(crate) fn delta_net(
         &mut self,
         i: usize,
         m: &DeltaNet,

@@ -14,16 +14,6 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::iter;
 
-use super::super::arch::{Arch, IndexerKind};
-use super::super::block::ForwardPass;
-use super::super::config::{Config, LayerConfig, MAX_CONTEXT, MixerKind};
-use super::super::keys::Keys;
-use super::super::loader::LoadedTensors;
-use super::super::roles::{Part, Scope, TensorRow, matrix, values, vector};
-use super::super::rotary::RopeConfig;
-use super::super::scratch::AttentionScratch;
-use super::super::weights::{Linear, LinearGroup, Norm, linear, padded, required_norm};
-use super::blocks::BlockKeys;
 use crate::error::LoadError;
 use crate::gguf::Gguf;
 use crate::kernels::act::Floats;
@@ -34,6 +24,16 @@ use crate::kernels::attention::{
 use crate::kernels::norm::{NormKind, NormWeights, norm_in_place};
 use crate::kernels::panel::Matrix;
 use crate::kernels::rope::{RopeStyle, Rotation, rope};
+use crate::model::config::{Config, LayerConfig, MAX_CONTEXT, MixerKind};
+use crate::model::families::{Arch, IndexerKind};
+use crate::model::keys::Keys;
+use crate::model::loader::LoadedTensors;
+use crate::model::mixers::attention::rotary::RopeConfig;
+use crate::model::mixers::blocks::BlockKeys;
+use crate::model::residual::orders::ForwardPass;
+use crate::model::roles::{Part, Scope, TensorRow, matrix, values, vector};
+use crate::model::scratch::AttentionScratch;
+use crate::model::weights::{Linear, LinearGroup, Norm, linear, padded, required_norm};
 
 /// Epsilon of the LayerNorm of keys, if the file does not state it.
 const KEY_NORM_EPS: f32 = 1e-6;
@@ -65,7 +65,7 @@ pub struct IndexerConfig {
 
 impl IndexerConfig {
     /// What a layer has in KV pages: keys; and what pooled keys are made of.
-    pub(in super::super) fn kv_heads(self) -> impl Iterator<Item = KvHeads> {
+    pub(crate) fn kv_heads(self) -> impl Iterator<Item = KvHeads> {
         let pool = self.pool.map(|pool| KvHeads::exact(pool.heads(), self.key_dim));
         let means = (self.kind == IndexerKind::Means).then(|| KvHeads::exact(1, self.key_dim));
         iter::once(KvHeads::separate(1, self.key_dim, 0)).chain(pool).chain(means)
@@ -98,7 +98,7 @@ pub enum Selection {
 }
 
 /// Reads the sizes of the indexers, and which layers have one: those that the file lists, or those with the tensors.
-pub(in super::super) fn read(
+pub(crate) fn read(
     keys: &Keys<'_, '_>,
     arch: &Arch,
     shards: &[Gguf<'_>],
@@ -219,7 +219,7 @@ fn of_input_queries(c: &Scope<'_>) -> Option<IndexerConfig> {
 }
 
 /// The tensors of a layer with an indexer.
-pub(in super::super) const TENSORS: &[TensorRow] = &[
+pub(crate) const TENSORS: &[TensorRow] = &[
     TensorRow::new("indexer.k_norm.weight", |c, _| vector(sizes(c)?.key_dim)).of(&[(Part::Indexer, 0)]),
     TensorRow::new("indexer.k_norm.bias", |c, _| vector(of_lightning(c)?.key_dim)).of(&[(Part::Indexer, 0)]),
     TensorRow::new("indexer.proj.weight", |c, _| matrix(of_lightning(c)?.n_head, c.n_embd)).of(&[(Part::Indexer, 0)]),
@@ -263,11 +263,7 @@ pub struct IndexerWeights {
 
 impl IndexerWeights {
     /// Takes the tensors of layer `i`, if it has an indexer.
-    pub(in super::super) fn load(
-        c: &Config,
-        tensors: &mut LoadedTensors,
-        i: usize,
-    ) -> Result<Option<IndexerWeights>, LoadError> {
+    pub(crate) fn load(c: &Config, tensors: &mut LoadedTensors, i: usize) -> Result<Option<IndexerWeights>, LoadError> {
         let name = |part: &str| format!("blk.{i}.indexer.{part}");
         let (Some(config), Selection::Own { .. }) = (&c.indexer, c.block(i).selection) else { return Ok(None) };
         let (inputs, query, query_norm) = match config.kind {
@@ -288,12 +284,12 @@ impl IndexerWeights {
         Ok(Some(IndexerWeights { input, gate_bias, query, key_norm, query_norm }))
     }
 
-    pub(in super::super) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+    pub(crate) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
         self.input.matrices().chain(self.query.iter().map(|l| &l.w))
     }
 
     /// The input projections, floats of a row, and columns of the projection of queries.
-    pub(in super::super) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
+    pub(crate) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
         let query = self.query.as_ref().map_or((0, 0), |l| (padded(l.w.rows()), l.w.k()));
         let pooled = self.key_norm.width;
         (self.input.matrices().collect(), self.input.stride + query.0 + pooled, query.1)
@@ -301,14 +297,14 @@ impl IndexerWeights {
 }
 
 /// What an indexer reads: the input of the layer, and compressed queries of latent attention.
-pub(in super::super) struct IndexInput<'x> {
-    pub(in super::super) x: &'x [f32],
-    pub(in super::super) compressed: Floats<'x>,
+pub(crate) struct IndexInput<'x> {
+    pub(crate) x: &'x [f32],
+    pub(crate) compressed: Floats<'x>,
 }
 
 impl ForwardPass<'_, '_> {
     /// Selects the positions that layer `i` attends to, if it has an indexer. Writes the indexer's keys to `memory`.
-    pub(in super::super) fn select(
+    pub(crate) fn select(
         &self,
         i: usize,
         IndexInput { x, compressed }: IndexInput<'_>,
@@ -427,7 +423,7 @@ impl ForwardPass<'_, '_> {
     }
 
     /// The selected positions of layer `i`, the last that were computed.
-    pub(in super::super) fn selected<'s>(&self, i: usize, s: &'s SelectionScratch) -> Option<Selected<'s>> {
+    pub(crate) fn selected<'s>(&self, i: usize, s: &'s SelectionScratch) -> Option<Selected<'s>> {
         match self.model.config.layers[i].selection {
             Selection::All => None,
             Selection::Own { .. } | Selection::Previous => Some(s.selected()),

@@ -12,18 +12,6 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use super::super::arch::Arch;
-use super::super::block::{ForwardPass, SubLayerRows};
-use super::super::config::{Config, MAX_WIDTH};
-use super::super::forward::Stage;
-use super::super::keys::Keys;
-use super::super::loader::LoadedTensors;
-use super::super::roles::{Layout, Part, Role, Scope, TensorRow, matrix, tensor_error, values, vector};
-use super::super::rows::columns;
-use super::super::scratch::StepScratch;
-use super::super::weights::{Linear, LinearGroup, Norm, linear, padded, required_norm, transposed};
-use super::low_rank::{down, rank};
-use super::{MAX_CONV, RecurrentConfig};
 use crate::error::LoadError;
 use crate::kernels::act::Floats;
 use crate::kernels::elementwise::{Activation, activate, multiply, sigmoid};
@@ -34,9 +22,21 @@ use crate::kernels::recurrent::conv::{Conv, ConvRows, causal_conv};
 use crate::kernels::recurrent::delta_rule::{DeltaHeads, DeltaRows, delta_rule};
 use crate::kernels::recurrent::{StateMemory, softplus};
 use crate::math::sqrt;
+use crate::model::config::{Config, MAX_WIDTH};
+use crate::model::families::Arch;
+use crate::model::forward::Stage;
+use crate::model::keys::Keys;
+use crate::model::loader::LoadedTensors;
+use crate::model::mixers::low_rank::{down, rank};
+use crate::model::mixers::{MAX_CONV, RecurrentConfig};
+use crate::model::residual::orders::{ForwardPass, SubLayerRows};
+use crate::model::roles::{Layout, Part, Role, Scope, TensorRow, matrix, tensor_error, values, vector};
+use crate::model::rows::columns;
+use crate::model::scratch::StepScratch;
+use crate::model::weights::{Linear, LinearGroup, Norm, linear, padded, required_norm, transposed};
 
 /// A tensor that only layers of this kind have.
-pub(super) const MARKER: &str = "ssm_conv1d_q.weight";
+pub(crate) const MARKER: &str = "ssm_conv1d_q.weight";
 
 /// Sizes of Kimi delta attention.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -52,7 +52,7 @@ pub struct KdaConfig {
 }
 
 impl KdaConfig {
-    pub(super) fn read(keys: &Keys<'_, '_>, arch: &Arch) -> Result<KdaConfig, LoadError> {
+    pub(crate) fn read(keys: &Keys<'_, '_>, arch: &Arch) -> Result<KdaConfig, LoadError> {
         let head_dim = keys.size("kda.head_dim", 1..=4096)?;
         let n_head = keys.size("attention.head_count", 1..=MAX_WIDTH / head_dim as u32)?;
         let lower_bound = match keys.f32("kda.gate_lower_bound")? {
@@ -81,7 +81,7 @@ impl KdaConfig {
         (self.conv - 1).saturating_mul(self.width())
     }
 
-    pub(super) fn state_len(&self) -> usize {
+    pub(crate) fn state_len(&self) -> usize {
         let heads = self.width().saturating_mul(self.head_dim);
         self.conv_state_len().saturating_mul(3).saturating_add(heads)
     }
@@ -125,7 +125,7 @@ const SEPARATE: &[Layout] = &[(Part::Recurrent, 1)];
 const BOTH: &[Layout] = &[(Part::Recurrent, 0), (Part::Recurrent, 1)];
 
 /// The tensors of a layer.
-pub(super) const TENSORS: &[TensorRow] = &[
+pub(crate) const TENSORS: &[TensorRow] = &[
     TensorRow::new("attn_qkv.weight", |c, _| matrix(3 * config(c)?.width(), c.n_embd)).of(FUSED),
     TensorRow::new("attn_q.weight", square).of(SEPARATE),
     TensorRow::new("attn_k.weight", square).of(SEPARATE),
@@ -167,7 +167,7 @@ pub struct Kda {
 }
 
 impl Kda {
-    pub(super) fn load(c: &KdaConfig, tensors: &mut LoadedTensors, i: usize) -> Result<Kda, LoadError> {
+    pub(crate) fn load(c: &KdaConfig, tensors: &mut LoadedTensors, i: usize) -> Result<Kda, LoadError> {
         let name = |part: &str| format!("blk.{i}.{part}");
         let width = c.width();
         let gate = if tensors.has(&name("ssm_g.weight")) { "ssm_g" } else { "ssm_g_a" };
@@ -213,11 +213,11 @@ impl Kda {
         })
     }
 
-    pub(super) fn matrices(&self) -> Vec<&Matrix> {
+    pub(crate) fn matrices(&self) -> Vec<&Matrix> {
         self.input.matrices().chain(&self.f_up).chain(&self.g_up).chain([&self.output.w]).collect()
     }
 
-    pub(super) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
+    pub(crate) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
         let (width, low) = (self.c.width(), self.g_up.as_ref().map_or(0, Matrix::k));
         let wide = self.input.stride + 2 * padded(width) + low + (width + self.c.n_head) + width;
         (self.input.matrices().collect(), wide, width.max(low).max(self.f_up.as_ref().map_or(0, Matrix::k)))
@@ -225,7 +225,7 @@ impl Kda {
 }
 
 impl ForwardPass<'_, '_> {
-    pub(super) fn kda(
+    pub(crate) fn kda(
         &mut self,
         i: usize,
         m: &Kda,

@@ -14,16 +14,6 @@ use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::super::block::{ForwardPass, SubLayerRows, activate_gates, gate_heads};
-use super::super::config::{HeadConfig, LayerConfig, MAX_WIDTH};
-use super::super::forward::Stage;
-use super::super::keys::Keys;
-use super::super::loader::LoadedTensors;
-use super::super::roles::{Layout, Part, Role, Scope, TensorRow, matrix, vector};
-use super::super::rows::{PackedColumns, columns, packed_words};
-use super::super::scratch::{AttentionScratch, StepScratch, zeros};
-use super::super::weights::{Linear, LinearGroup, Norm, linear, norm, padded, required_norm};
-use super::indexer::IndexInput;
 use crate::error::LoadError;
 use crate::kernels::act::Floats;
 use crate::kernels::attention::{self, Attention, KvMemory, KvRows, MAX_GROUP, MAX_HEAD_DIM, MAX_LATENT_DIM};
@@ -31,6 +21,16 @@ use crate::kernels::elementwise::scale;
 use crate::kernels::matmul::{MatmulJob, products};
 use crate::kernels::panel::{Matrix, PANEL};
 use crate::kernels::rope::{RopeStyle, Rotation, rope};
+use crate::model::config::{HeadConfig, LayerConfig, MAX_WIDTH};
+use crate::model::forward::Stage;
+use crate::model::keys::Keys;
+use crate::model::loader::LoadedTensors;
+use crate::model::mixers::indexer::IndexInput;
+use crate::model::residual::orders::{ForwardPass, SubLayerRows, activate_gates, gate_heads};
+use crate::model::roles::{Layout, Part, Role, Scope, TensorRow, matrix, vector};
+use crate::model::rows::{PackedColumns, columns, packed_words};
+use crate::model::scratch::{AttentionScratch, StepScratch, zeros};
+use crate::model::weights::{Linear, LinearGroup, Norm, linear, norm, padded, required_norm};
 use crate::quant::Dtype;
 
 /// Sizes of latent attention.
@@ -60,12 +60,7 @@ const QUERY: [&str; 3] = ["attention.key_length_mla_swa", "attention.key_length_
 const VALUE: [&str; 3] = ["attention.value_length_mla_swa", "attention.value_length_mla", "attention.value_length"];
 
 /// Reads the heads of a layer of a model of width `n_embd`; `local` if the layer has a window.
-pub(in super::super) fn heads(
-    keys: &Keys<'_, '_>,
-    n_embd: usize,
-    n_head: u32,
-    local: bool,
-) -> Result<HeadConfig, LoadError> {
+pub(crate) fn heads(keys: &Keys<'_, '_>, n_embd: usize, n_head: u32, local: bool) -> Result<HeadConfig, LoadError> {
     let n_head = keys.in_range("attention.head_count", Some(n_head), 1..=MAX_GROUP as u32)?;
     let given = |names: &[&'static str]| {
         let names = &names[usize::from(!local)..];
@@ -110,7 +105,7 @@ fn sizes(c: &Scope<'_>) -> Option<(HeadConfig, LatentHeads)> {
 }
 
 /// The tensors of a layer.
-pub(in super::super) const TENSORS: &[TensorRow] = &[
+pub(crate) const TENSORS: &[TensorRow] = &[
     TensorRow::new("attn_q_a.weight", |c, _| matrix(sizes(c)?.1.q_rank?, c.n_embd)).of(COMPRESSED),
     TensorRow::new("attn_q_a_norm.weight", |c, _| vector(sizes(c)?.1.q_rank?)).of(COMPRESSED),
     TensorRow::new("attn_q_b.weight", |c, _| {
@@ -184,7 +179,7 @@ pub struct LatentWeights {
 
 impl LatentWeights {
     /// Takes the tensors of layer `i`.
-    pub(in super::super) fn load(
+    pub(crate) fn load(
         layer: &LayerConfig,
         sizes: LatentHeads,
         tensors: &mut LoadedTensors,
@@ -227,7 +222,7 @@ impl LatentWeights {
         })
     }
 
-    pub(in super::super) fn matrices(&self) -> Vec<&Matrix> {
+    pub(crate) fn matrices(&self) -> Vec<&Matrix> {
         let linears = self.query.iter().map(|(_, l)| &l.w).chain([&self.output.w]);
         self.input.matrices().chain(linears).chain(&self.query_to_key).chain(&self.to_value).collect()
     }
@@ -245,7 +240,7 @@ impl LatentWeights {
     }
 
     /// The input projections, floats of a row of [`StepScratch::wide`], and words of packed activations of the others.
-    pub(in super::super) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
+    pub(crate) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
         let wide = self.parts().into_iter().fold(self.input.stride, usize::saturating_add);
         let n = self.heads.n_head;
         let packed = [
@@ -275,7 +270,7 @@ fn transposed(w: &Matrix, n: usize) -> Result<Matrix, LoadError> {
 
 impl ForwardPass<'_, '_> {
     /// `y = attention(x)` of layer `i`. Writes keys to `memory`.
-    pub(in super::super) fn latent_attention(
+    pub(crate) fn latent_attention(
         &mut self,
         (i, m): (usize, &LatentWeights),
         SubLayerRows { x, y }: SubLayerRows<'_>,
@@ -401,7 +396,7 @@ impl ForwardPass<'_, '_> {
 
 /// `out[h] = w[h] x[h]` for each head; heads of `x` and `out` are `width` floats apart, which is at least the rows of a
 /// matrix in whole panels.
-pub(super) fn per_head(
+pub(crate) fn per_head(
     pass: &ForwardPass<'_, '_>,
     w: &[Matrix],
     (x, stride, head): (&[f32], usize, usize),

@@ -8,16 +8,6 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use super::super::block::{ForwardPass, SubLayerRows};
-use super::super::config::{Config, MAX_WIDTH};
-use super::super::forward::Stage;
-use super::super::keys::Keys;
-use super::super::loader::LoadedTensors;
-use super::super::roles::{Layout, Part, TensorRow, matrix, vector};
-use super::super::rows::columns;
-use super::super::scratch::StepScratch;
-use super::super::weights::{Linear, LinearGroup, Norm, linear, required_norm};
-use super::RecurrentConfig;
 use crate::error::LoadError;
 use crate::kernels::elementwise::{Activation, activate, multiply};
 use crate::kernels::panel::Matrix;
@@ -25,9 +15,19 @@ use crate::kernels::recurrent::StateMemory;
 use crate::kernels::recurrent::linear_attention::{LinearHeads, LinearRows, linear_attention};
 use crate::kernels::recurrent::scan::Operand;
 use crate::math::{exp, pow};
+use crate::model::config::{Config, MAX_WIDTH};
+use crate::model::forward::Stage;
+use crate::model::keys::Keys;
+use crate::model::loader::LoadedTensors;
+use crate::model::mixers::RecurrentConfig;
+use crate::model::residual::orders::{ForwardPass, SubLayerRows};
+use crate::model::roles::{Layout, Part, TensorRow, matrix, vector};
+use crate::model::rows::columns;
+use crate::model::scratch::StepScratch;
+use crate::model::weights::{Linear, LinearGroup, Norm, linear, required_norm};
 
 /// A tensor that only layers with lightning attention have, in families that have such layers.
-pub(super) const MARKER: &str = "attn_norm_2.weight";
+pub(crate) const MARKER: &str = "attn_norm_2.weight";
 
 /// Sizes of lightning attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub struct LightningConfig {
 }
 
 impl LightningConfig {
-    pub(super) fn read(keys: &Keys<'_, '_>, n_embd: usize, n_layer: usize) -> Result<LightningConfig, LoadError> {
+    pub(crate) fn read(keys: &Keys<'_, '_>, n_embd: usize, n_layer: usize) -> Result<LightningConfig, LoadError> {
         let n_head = keys.size("attention.head_count", 1..=n_embd as u32)?;
         let head_dim = keys.u32("attention.key_length")?.or(Some((n_embd / n_head) as u32));
         let head_dim = keys.in_range("attention.key_length", head_dim, 1..=MAX_WIDTH / n_head as u32)?;
@@ -56,7 +56,7 @@ impl LightningConfig {
         LinearHeads { n: self.n_head, dim: self.head_dim, step: 3 * self.head_dim, n_decay: 1 }
     }
 
-    pub(super) fn state_len(&self) -> usize {
+    pub(crate) fn state_len(&self) -> usize {
         self.heads().state_len()
     }
 
@@ -78,7 +78,7 @@ fn config(c: &Config) -> Option<&LightningConfig> {
 const REQUIRED: &[Layout] = &[(Part::Recurrent, 0)];
 
 /// The tensors of a layer.
-pub(super) const TENSORS: &[TensorRow] = &[
+pub(crate) const TENSORS: &[TensorRow] = &[
     TensorRow::new(MARKER, |c, _| vector(config(c)?.width())).of(REQUIRED),
     TensorRow::new("attn_qkv.weight", |c, _| matrix(3 * config(c)?.width(), c.n_embd)).of(REQUIRED),
     TensorRow::new("attn_gate.weight", |c, _| matrix(config(c)?.width(), c.n_embd)).of(REQUIRED),
@@ -98,7 +98,7 @@ pub struct Lightning {
 }
 
 impl Lightning {
-    pub(super) fn load(c: &LightningConfig, tensors: &mut LoadedTensors, i: usize) -> Result<Lightning, LoadError> {
+    pub(crate) fn load(c: &LightningConfig, tensors: &mut LoadedTensors, i: usize) -> Result<Lightning, LoadError> {
         let name = |part: &str| format!("blk.{i}.{part}");
         let (qkv, gate) = (linear(tensors, &name("attn_qkv"))?, linear(tensors, &name("attn_gate"))?);
         Ok(Lightning {
@@ -110,17 +110,17 @@ impl Lightning {
         })
     }
 
-    pub(super) fn matrices(&self) -> Vec<&Matrix> {
+    pub(crate) fn matrices(&self) -> Vec<&Matrix> {
         self.input.matrices().chain([&self.output.w]).collect()
     }
 
-    pub(super) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
+    pub(crate) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
         (self.input.matrices().collect(), self.input.stride + self.c.width(), self.c.width())
     }
 }
 
 impl ForwardPass<'_, '_> {
-    pub(super) fn lightning(
+    pub(crate) fn lightning(
         &mut self,
         i: usize,
         m: &Lightning,

@@ -3,14 +3,14 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use super::super::config::Config;
-use super::super::loader::LoadedTensors;
-use super::super::roles::{Role, Scope, matrix, tensor_error};
-use super::super::rows::{PackedColumns, RowOps};
 use crate::error::LoadError;
 use crate::kernels::act::Floats;
 use crate::kernels::matmul::{MatmulJob, products};
 use crate::kernels::panel::Matrix;
+use crate::model::config::Config;
+use crate::model::loader::LoadedTensors;
+use crate::model::roles::{Role, Scope, matrix, tensor_error};
+use crate::model::rows::{PackedColumns, RowOps};
 
 /// The product of two matrices with few elements between them, perhaps with an activation there.
 pub struct LowRank {
@@ -22,7 +22,7 @@ pub struct LowRank {
 
 impl LowRank {
     /// Takes the tensors of these names.
-    pub(super) fn load(tensors: &mut LoadedTensors, down: &str, up: &str) -> Result<LowRank, LoadError> {
+    pub(crate) fn load(tensors: &mut LoadedTensors, down: &str, up: &str) -> Result<LowRank, LoadError> {
         let low_rank = LowRank { down: tensors.matrix(down)?, up: tensors.matrix(up)? };
         let (rank, k, rows) = (low_rank.down.rows(), low_rank.up.k(), low_rank.up.rows());
         if rank != k {
@@ -31,36 +31,36 @@ impl LowRank {
         Ok(low_rank)
     }
 
-    pub(super) fn matrices(&self) -> [&Matrix; 2] {
+    pub(crate) fn matrices(&self) -> [&Matrix; 2] {
         [&self.down, &self.up]
     }
 }
 
 /// A rank that only the tensor itself states, at most the width of the model.
-pub(super) fn rank(c: &Config, dim: u64) -> usize {
+pub(crate) fn rank(c: &Config, dim: u64) -> usize {
     dim.min(c.n_embd as u64) as usize
 }
 
 /// The role of the first matrix of low rank (rank, n_embd).
-pub(super) fn down(c: &Scope<'_>, dims: &[u64; 4]) -> Option<Role> {
+pub(crate) fn down(c: &Scope<'_>, dims: &[u64; 4]) -> Option<Role> {
     matrix(rank(c, dims[1]), c.n_embd)
 }
 
 /// The role of the second matrix of low rank (n_embd, rank).
-pub(super) fn up(c: &Scope<'_>, dims: &[u64; 4]) -> Option<Role> {
+pub(crate) fn up(c: &Scope<'_>, dims: &[u64; 4]) -> Option<Role> {
     matrix(c.n_embd, rank(c, dims[0]))
 }
 
 /// A product of one plane of rows into another.
-pub(super) struct PlaneProduct<'w> {
-    pub(super) w: &'w Matrix,
-    pub(super) from: usize,
-    pub(super) to: usize,
+pub(crate) struct PlaneProduct<'w> {
+    pub(crate) w: &'w Matrix,
+    pub(crate) from: usize,
+    pub(crate) to: usize,
 }
 
 impl RowOps<'_> {
     /// Computes products, in ascending order of their input and output planes. Planes have `n` rows of a stride.
-    pub(super) fn plane_products(
+    pub(crate) fn plane_products(
         &self,
         all: &[PlaneProduct<'_>],
         n: usize,

@@ -12,16 +12,6 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use super::super::block::{ForwardPass, SubLayerRows};
-use super::super::config::{Config, MAX_WIDTH};
-use super::super::forward::Stage;
-use super::super::keys::Keys;
-use super::super::loader::LoadedTensors;
-use super::super::roles::{Layout, Part, Role, TensorRow, matrix, values, vector};
-use super::super::rows::columns;
-use super::super::scratch::StepScratch;
-use super::super::weights::{Linear, LinearGroup, Norm, linear, norm, padded, transposed};
-use super::{MAX_CONV, RecurrentConfig};
 use crate::error::LoadError;
 use crate::kernels::act::Floats;
 use crate::kernels::elementwise::{Activation, activate, gated};
@@ -29,6 +19,16 @@ use crate::kernels::panel::Matrix;
 use crate::kernels::recurrent::conv::{Conv, ConvRows, causal_conv};
 use crate::kernels::recurrent::scan::{Operand, ScanRows, ScanSize, selective_scan};
 use crate::kernels::recurrent::{StateMemory, softplus};
+use crate::model::config::{Config, MAX_WIDTH};
+use crate::model::forward::Stage;
+use crate::model::keys::Keys;
+use crate::model::loader::LoadedTensors;
+use crate::model::mixers::{MAX_CONV, RecurrentConfig};
+use crate::model::residual::orders::{ForwardPass, SubLayerRows};
+use crate::model::roles::{Layout, Part, Role, TensorRow, matrix, values, vector};
+use crate::model::rows::columns;
+use crate::model::scratch::StepScratch;
+use crate::model::weights::{Linear, LinearGroup, Norm, linear, norm, padded, transposed};
 
 /// Most values of the state of a channel.
 const MAX_STATE: u32 = 4096;
@@ -49,7 +49,7 @@ pub struct MambaConfig {
 }
 
 impl MambaConfig {
-    pub(super) fn read(
+    pub(crate) fn read(
         keys: &Keys<'_, '_>,
         n_embd: usize,
         is_mamba2: bool,
@@ -111,7 +111,7 @@ impl MambaConfig {
         (self.conv - 1).saturating_mul(self.conv_channels())
     }
 
-    pub(super) fn state_len(&self) -> usize {
+    pub(crate) fn state_len(&self) -> usize {
         self.conv_state_len().saturating_add(self.size.state_len())
     }
 }
@@ -135,7 +135,7 @@ const OF_MAMBA: &[Layout] = &[(Part::Recurrent, MAMBA)];
 const OF_BOTH: &[Layout] = &[(Part::Recurrent, MAMBA), (Part::Recurrent, MAMBA2)];
 
 /// The tensors of a layer.
-pub(super) const TENSORS: &[TensorRow] = &[
+pub(crate) const TENSORS: &[TensorRow] = &[
     TensorRow::new("ssm_x.weight", |c, _| of_rank(c, |m, rank| matrix(rank + 2 * m.size.n_state, m.size.channels)))
         .of(OF_MAMBA),
     TensorRow::new("ssm_dt.weight", |c, _| of_rank(c, |m, rank| matrix(m.n_head(), rank))).of(OF_MAMBA),
@@ -214,7 +214,7 @@ impl StepWeights {
 }
 
 impl Mamba {
-    pub(super) fn load(c: &MambaConfig, tensors: &mut LoadedTensors, i: usize) -> Result<Mamba, LoadError> {
+    pub(crate) fn load(c: &MambaConfig, tensors: &mut LoadedTensors, i: usize) -> Result<Mamba, LoadError> {
         let name = |part: &str| format!("blk.{i}.{part}");
         let steps = match c.step_rank {
             Some(rank) => Some(StepWeights::load(c, rank, tensors, i)?),
@@ -238,12 +238,12 @@ impl Mamba {
         })
     }
 
-    pub(super) fn matrices(&self) -> Vec<&Matrix> {
+    pub(crate) fn matrices(&self) -> Vec<&Matrix> {
         let steps = self.steps.iter().flat_map(|s| [&s.x.w, &s.dt]);
         self.input.matrices().chain(steps).chain([&self.output.w]).collect()
     }
 
-    pub(super) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
+    pub(crate) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
         let channels = self.c.size.channels;
         let steps = match &self.steps {
             Some(s) => padded(s.x.w.rows()) + padded(self.c.n_head()),
@@ -254,7 +254,7 @@ impl Mamba {
 }
 
 impl ForwardPass<'_, '_> {
-    pub(super) fn mamba(
+    pub(crate) fn mamba(
         &mut self,
         i: usize,
         m: &Mamba,

@@ -1,12 +1,13 @@
 //! What mixes the tokens of a sequence in a layer: attention, a recurrent mixer, both, or nothing. The tensors of a file
 //! tell which, or its numbers of heads.
 
+pub(crate) mod attention;
 mod blocks;
-pub(super) mod compressed;
+pub(crate) mod compressed;
 mod delta_net;
-pub(super) mod indexer;
+pub(crate) mod indexer;
 mod kda;
-pub(super) mod latent;
+pub(crate) mod latent;
 mod lightning;
 mod low_rank;
 mod mamba;
@@ -32,16 +33,16 @@ pub use rwkv6::Rwkv6;
 pub use rwkv7::Rwkv7;
 pub use short_conv::{ShortConv, ShortConvConfig};
 
-use super::arch::Arch;
-use super::block::{ForwardPass, SubLayerRows};
-use super::keys::Keys;
-use super::loader::LoadedTensors;
-use super::roles::TensorRow;
-use super::scratch::StepScratch;
 use crate::error::LoadError;
 use crate::gguf::Gguf;
 use crate::kernels::panel::Matrix;
 use crate::kernels::recurrent::StateMemory;
+use crate::model::families::Arch;
+use crate::model::keys::Keys;
+use crate::model::loader::LoadedTensors;
+use crate::model::residual::orders::{ForwardPass, SubLayerRows};
+use crate::model::roles::TensorRow;
+use crate::model::scratch::StepScratch;
 
 /// What mixes the tokens of a sequence in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -110,7 +111,7 @@ impl RecurrentConfig {
     }
 
     /// The tensors of a recurrent layer.
-    pub(super) const fn tensors(&self) -> &'static [TensorRow] {
+    pub(crate) const fn tensors(&self) -> &'static [TensorRow] {
         match self {
             RecurrentConfig::DeltaNet(_) => delta_net::TENSORS,
             RecurrentConfig::Mamba(_) => mamba::TENSORS,
@@ -143,7 +144,7 @@ pub enum Recurrent {
 
 impl Recurrent {
     /// Takes the tensors of layer `i`.
-    pub(super) fn load(c: &RecurrentConfig, tensors: &mut LoadedTensors, i: usize) -> Result<Recurrent, LoadError> {
+    pub(crate) fn load(c: &RecurrentConfig, tensors: &mut LoadedTensors, i: usize) -> Result<Recurrent, LoadError> {
         Ok(match c {
             RecurrentConfig::DeltaNet(c) => Recurrent::DeltaNet(DeltaNet::load(c, tensors, i)?.into()),
             RecurrentConfig::Mamba(c) => Recurrent::Mamba(Mamba::load(c, tensors, i)?.into()),
@@ -156,7 +157,7 @@ impl Recurrent {
     }
 
     /// All matrices.
-    pub(super) fn matrices(&self) -> Vec<&Matrix> {
+    pub(crate) fn matrices(&self) -> Vec<&Matrix> {
         match self {
             Recurrent::DeltaNet(m) => m.matrices(),
             Recurrent::Mamba(m) => m.matrices(),
@@ -169,7 +170,7 @@ impl Recurrent {
     }
 
     /// The input projections, floats of a row of [`StepScratch::wide`], and columns of the output projection.
-    pub(super) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
+    pub(crate) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
         match self {
             Recurrent::DeltaNet(m) => m.widths(),
             Recurrent::Mamba(m) => m.widths(),
@@ -182,7 +183,7 @@ impl Recurrent {
     }
 
     /// Most inputs of the products of one call, each packed by itself.
-    pub(super) const fn n_inputs(&self) -> usize {
+    pub(crate) const fn n_inputs(&self) -> usize {
         match self {
             Recurrent::Rwkv6(_) => rwkv6::PARTS,
             Recurrent::Rwkv7(_) => rwkv7::PARTS,
@@ -207,9 +208,9 @@ const FEED_FORWARDS: [&str; 4] =
 
 /// What the tensors of a file tell about a layer.
 #[derive(Clone, Copy)]
-pub(super) struct LayerKind {
-    pub(super) mixer: MixerKind,
-    pub(super) has_ffn: bool,
+pub(crate) struct LayerKind {
+    pub(crate) mixer: MixerKind,
+    pub(crate) has_ffn: bool,
 }
 
 fn has(shards: &[Gguf<'_>], name: &str) -> bool {
@@ -219,7 +220,7 @@ fn has(shards: &[Gguf<'_>], name: &str) -> bool {
 /// The kinds of all layers: with recurrent layers by the presence of tensors. Without, layers lack attention or
 /// feed-forward where the metadata state that they have no heads, or a width of 0; without KV heads they have a matrix
 /// instead of attention.
-pub(super) fn layer_kinds(
+pub(crate) fn layer_kinds(
     keys: &Keys<'_, '_>,
     arch: &Arch,
     n_layer: usize,
@@ -258,7 +259,7 @@ pub(super) fn layer_kinds(
 }
 
 /// Reads the configuration of the recurrent layers, if there are any.
-pub(super) fn read(
+pub(crate) fn read(
     keys: &Keys<'_, '_>,
     arch: &Arch,
     n_embd: usize,
@@ -286,7 +287,7 @@ pub(super) fn read(
 
 impl ForwardPass<'_, '_> {
     /// `y = mixer(x)` of layer `i`. Reads and writes the states of the sequences.
-    pub(super) fn recurrent(
+    pub(crate) fn recurrent(
         &mut self,
         i: usize,
         mixer: &Recurrent,

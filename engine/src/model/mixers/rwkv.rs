@@ -11,14 +11,6 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use super::super::block::{ForwardPass, SubLayerRows};
-use super::super::config::{Config, MAX_WIDTH};
-use super::super::keys::Keys;
-use super::super::loader::LoadedTensors;
-use super::super::roles::{Layout, Part, Role, Scope, matrix, vector};
-use super::super::scratch::StepScratch;
-use super::super::weights::padded;
-use super::RecurrentConfig;
 use crate::error::LoadError;
 use crate::kernels::Cpu;
 use crate::kernels::act::Floats;
@@ -27,6 +19,14 @@ use crate::kernels::norm::{NormKind, NormWeights, norm_in_place};
 use crate::kernels::panel::Matrix;
 use crate::kernels::recurrent::StateMemory;
 use crate::kernels::recurrent::shift::token_shift;
+use crate::model::config::{Config, MAX_WIDTH};
+use crate::model::keys::Keys;
+use crate::model::loader::LoadedTensors;
+use crate::model::mixers::RecurrentConfig;
+use crate::model::residual::orders::{ForwardPass, SubLayerRows};
+use crate::model::roles::{Layout, Part, Role, Scope, matrix, vector};
+use crate::model::scratch::StepScratch;
+use crate::model::weights::padded;
 
 /// Epsilon of the norm of heads.
 const HEAD_EPS: f32 = 64e-5;
@@ -43,7 +43,7 @@ pub struct RwkvConfig {
 }
 
 impl RwkvConfig {
-    pub(super) fn read(keys: &Keys<'_, '_>, n_embd: usize, channel_mix: bool) -> Result<RwkvConfig, LoadError> {
+    pub(crate) fn read(keys: &Keys<'_, '_>, n_embd: usize, channel_mix: bool) -> Result<RwkvConfig, LoadError> {
         let head_dim = keys.size("wkv.head_size", 1..=MAX_WIDTH)?;
         if !n_embd.is_multiple_of(head_dim) {
             return Err(keys.wrong("wkv.head_size", head_dim, format!("a divisor of embedding_length, {n_embd}")));
@@ -51,22 +51,22 @@ impl RwkvConfig {
         Ok(RwkvConfig { width: n_embd, head_dim, channel_mix })
     }
 
-    pub(super) fn n_head(&self) -> usize {
+    pub(crate) fn n_head(&self) -> usize {
         self.width / self.head_dim
     }
 
     /// Offset of the heads in the state: after the last inputs of the time mix and of the channel mix.
-    pub(super) fn heads_at(&self) -> usize {
+    pub(crate) fn heads_at(&self) -> usize {
         self.width * if self.channel_mix { 2 } else { 1 }
     }
 
-    pub(super) fn state_len(&self) -> usize {
+    pub(crate) fn state_len(&self) -> usize {
         self.heads_at().saturating_add(self.width.saturating_mul(self.head_dim))
     }
 }
 
 /// The sizes of the time mix of either version.
-pub(super) fn config(c: &Config) -> Option<&RwkvConfig> {
+pub(crate) fn config(c: &Config) -> Option<&RwkvConfig> {
     match &c.recurrent {
         Some(RecurrentConfig::Rwkv6(c) | RecurrentConfig::Rwkv7(c)) => Some(c),
         _ => None,
@@ -74,24 +74,24 @@ pub(super) fn config(c: &Config) -> Option<&RwkvConfig> {
 }
 
 /// Layout of the channel mix, after those of other feed-forwards.
-pub(super) const CHANNEL_MIX: &[Layout] = &[(Part::FeedForward, 3)];
+pub(crate) const CHANNEL_MIX: &[Layout] = &[(Part::FeedForward, 3)];
 
 /// The marker of layers with a channel mix.
-pub(super) const CHANNEL_MIX_KEY: &str = "channel_mix_key.weight";
+pub(crate) const CHANNEL_MIX_KEY: &str = "channel_mix_key.weight";
 
-pub(super) fn channel_vector(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
+pub(crate) fn channel_vector(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     if config(c)?.channel_mix { vector(c.n_embd) } else { None }
 }
 
-pub(super) fn channel_key(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
+pub(crate) fn channel_key(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     if config(c)?.channel_mix { matrix(c.layer.n_ff, c.n_embd) } else { None }
 }
 
-pub(super) fn channel_value(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
+pub(crate) fn channel_value(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     if config(c)?.channel_mix { matrix(c.n_embd, c.layer.n_ff) } else { None }
 }
 
-pub(super) fn channel_receptance(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
+pub(crate) fn channel_receptance(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     if config(c)?.channel_mix { matrix(c.n_embd, c.n_embd) } else { None }
 }
 
@@ -108,10 +108,7 @@ pub struct ChannelMix {
 }
 
 impl ChannelMix {
-    pub(in super::super) fn load(
-        tensors: &mut LoadedTensors,
-        name: &dyn Fn(&str) -> String,
-    ) -> Result<ChannelMix, LoadError> {
+    pub(crate) fn load(tensors: &mut LoadedTensors, name: &dyn Fn(&str) -> String) -> Result<ChannelMix, LoadError> {
         let receptance = match tensors.optional(&name("channel_mix_lerp_r.weight")) {
             Some(lerp) => Some((lerp, tensors.matrix(&name("channel_mix_receptance.weight"))?)),
             None => None,
@@ -124,17 +121,17 @@ impl ChannelMix {
         })
     }
 
-    pub(in super::super) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+    pub(crate) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
         [&self.key, &self.value].into_iter().chain(self.receptance.iter().map(|(_, w)| w))
     }
 
     /// Width of the keys.
-    pub(in super::super) fn n_ff(&self) -> usize {
+    pub(crate) fn n_ff(&self) -> usize {
         self.key.rows()
     }
 
     /// Floats of a row of [`StepScratch::wide`].
-    pub(in super::super) fn width(&self) -> usize {
+    pub(crate) fn width(&self) -> usize {
         let d = self.key.k();
         2 * d + padded(self.key.rows()) + padded(d)
     }
@@ -142,7 +139,7 @@ impl ChannelMix {
 
 impl ForwardPass<'_, '_> {
     /// `y = channel_mix(x)` of layer `i`. Reads and writes the states of the sequences.
-    pub(in super::super) fn channel_mix(
+    pub(crate) fn channel_mix(
         &self,
         i: usize,
         m: &ChannelMix,
@@ -170,21 +167,21 @@ impl ForwardPass<'_, '_> {
 }
 
 /// `out = (before - x) * lerp + x`.
-pub(super) fn mix(out: &mut [f32], x: &[f32], before: &[f32], lerp: &[f32]) {
+pub(crate) fn mix(out: &mut [f32], x: &[f32], before: &[f32], lerp: &[f32]) {
     for (((out, x), before), lerp) in out.iter_mut().zip(x).zip(before).zip(lerp) {
         *out = (before - x) * lerp + x;
     }
 }
 
 /// Norm of the heads of one token: weights and biases of all heads.
-pub(super) struct HeadNorm {
+pub(crate) struct HeadNorm {
     weight: Vec<f32>,
     bias: Vec<f32>,
 }
 
 impl HeadNorm {
     /// Takes the norm of layer `i`, if it has one.
-    pub(super) fn load(tensors: &mut LoadedTensors, i: usize) -> Result<Option<HeadNorm>, LoadError> {
+    pub(crate) fn load(tensors: &mut LoadedTensors, i: usize) -> Result<Option<HeadNorm>, LoadError> {
         let name = |part: &str| format!("blk.{i}.time_mix_ln.{part}");
         Ok(match tensors.optional(&name("weight")) {
             Some(weight) => Some(HeadNorm { weight, bias: tensors.required(&name("bias"))? }),
@@ -192,7 +189,7 @@ impl HeadNorm {
         })
     }
 
-    pub(super) fn run(&self, cpu: Cpu, head_dim: usize, heads: &mut [f32]) {
+    pub(crate) fn run(&self, cpu: Cpu, head_dim: usize, heads: &mut [f32]) {
         let weights = self.weight.chunks_exact(head_dim).zip(self.bias.chunks_exact(head_dim));
         for (head, (w, b)) in heads.chunks_exact_mut(head_dim).zip(weights) {
             norm_in_place(cpu, &NormWeights { kind: NormKind::Layer, eps: HEAD_EPS, w, b: Some(b) }, head);

@@ -11,18 +11,6 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use super::super::block::{ForwardPass, SubLayerRows};
-use super::super::forward::Stage;
-use super::super::loader::LoadedTensors;
-use super::super::roles::{Layout, Part, Role, Scope, TensorRow, matrix, tensor_error, values, vector};
-use super::super::rows::columns;
-use super::super::scratch::StepScratch;
-use super::super::weights::{missing, padded};
-use super::low_rank::{LowRank, PlaneProduct, down, rank, up};
-use super::rwkv::{
-    CHANNEL_MIX, CHANNEL_MIX_KEY, HeadNorm, RwkvConfig, channel_key, channel_receptance, channel_value, channel_vector,
-    config, mix,
-};
 use crate::error::LoadError;
 use crate::kernels::act::Floats;
 use crate::kernels::elementwise::{Activation, activate, multiply};
@@ -33,9 +21,21 @@ use crate::kernels::recurrent::linear_attention::{LinearHeads, LinearRows, linea
 use crate::kernels::recurrent::scan::Operand;
 use crate::kernels::recurrent::shift::token_shift;
 use crate::kernels::special::tanh;
+use crate::model::forward::Stage;
+use crate::model::loader::LoadedTensors;
+use crate::model::mixers::low_rank::{LowRank, PlaneProduct, down, rank, up};
+use crate::model::mixers::rwkv::{
+    CHANNEL_MIX, CHANNEL_MIX_KEY, HeadNorm, RwkvConfig, channel_key, channel_receptance, channel_value, channel_vector,
+    config, mix,
+};
+use crate::model::residual::orders::{ForwardPass, SubLayerRows};
+use crate::model::roles::{Layout, Part, Role, Scope, TensorRow, matrix, tensor_error, values, vector};
+use crate::model::rows::columns;
+use crate::model::scratch::StepScratch;
+use crate::model::weights::{missing, padded};
 
 /// Inputs of the time mix: w, k, v, r, g.
-pub(super) const PARTS: usize = 5;
+pub(crate) const PARTS: usize = 5;
 
 const FUSED: &[Layout] = &[(Part::Recurrent, 0)];
 const SEPARATE: &[Layout] = &[(Part::Recurrent, 1)];
@@ -50,7 +50,7 @@ fn square(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
 }
 
 /// The tensors of a layer.
-pub(super) const TENSORS: &[TensorRow] = &[
+pub(crate) const TENSORS: &[TensorRow] = &[
     TensorRow::new("time_mix_lerp_fused.weight", |c, _| values(c.n_embd, PARTS)).of(FUSED),
     // in older files, one tensor per input
     TensorRow::new("time_mix_lerp_w.weight", wide).of(SEPARATE),
@@ -105,7 +105,7 @@ pub struct Rwkv6 {
 }
 
 impl Rwkv6 {
-    pub(super) fn load(c: &RwkvConfig, tensors: &mut LoadedTensors, i: usize) -> Result<Rwkv6, LoadError> {
+    pub(crate) fn load(c: &RwkvConfig, tensors: &mut LoadedTensors, i: usize) -> Result<Rwkv6, LoadError> {
         let name = |part: &str| format!("blk.{i}.time_mix_{part}.weight");
         let lerp = match tensors.optional(&name("lerp_fused")) {
             Some(all) => all,
@@ -139,12 +139,12 @@ impl Rwkv6 {
         })
     }
 
-    pub(super) fn matrices(&self) -> Vec<&Matrix> {
+    pub(crate) fn matrices(&self) -> Vec<&Matrix> {
         let first = self.mix_up.iter().chain(&self.inputs).chain(self.decay_weights.matrices());
         first.chain([&self.mix_down, &self.output]).collect()
     }
 
-    pub(super) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
+    pub(crate) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
         let (d, low) = (self.c.width, self.mix_down.rows());
         let wide = (PARTS + 2) * d + padded(low) + low + (PARTS + 1) * padded(d);
         (self.matrices(), wide, d)
@@ -152,7 +152,7 @@ impl Rwkv6 {
 }
 
 impl ForwardPass<'_, '_> {
-    pub(super) fn rwkv6(
+    pub(crate) fn rwkv6(
         &mut self,
         i: usize,
         m: &Rwkv6,

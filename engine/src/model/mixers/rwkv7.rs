@@ -15,17 +15,6 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use super::super::block::{ForwardPass, SubLayerRows};
-use super::super::forward::Stage;
-use super::super::loader::LoadedTensors;
-use super::super::roles::{Layout, Part, Role, Scope, TensorRow, matrix, values, vector};
-use super::super::rows::columns;
-use super::super::scratch::StepScratch;
-use super::super::weights::padded;
-use super::low_rank::{LowRank, PlaneProduct, down, up};
-use super::rwkv::{
-    CHANNEL_MIX, CHANNEL_MIX_KEY, HeadNorm, RwkvConfig, channel_key, channel_value, channel_vector, mix,
-};
 use crate::error::LoadError;
 use crate::kernels::act::Floats;
 use crate::kernels::elementwise::{Activation, activate, multiply, sigmoid};
@@ -37,9 +26,20 @@ use crate::kernels::recurrent::scan::Operand;
 use crate::kernels::recurrent::shift::token_shift;
 use crate::kernels::recurrent::wkv7::{Wkv7Rows, wkv7};
 use crate::kernels::special::tanh;
+use crate::model::forward::Stage;
+use crate::model::loader::LoadedTensors;
+use crate::model::mixers::low_rank::{LowRank, PlaneProduct, down, up};
+use crate::model::mixers::rwkv::{
+    CHANNEL_MIX, CHANNEL_MIX_KEY, HeadNorm, RwkvConfig, channel_key, channel_value, channel_vector, mix,
+};
+use crate::model::residual::orders::{ForwardPass, SubLayerRows};
+use crate::model::roles::{Layout, Part, Role, Scope, TensorRow, matrix, values, vector};
+use crate::model::rows::columns;
+use crate::model::scratch::StepScratch;
+use crate::model::weights::padded;
 
 /// Inputs of the time mix: r, w, k, v, a, g; the last one may be missing.
-pub(super) const PARTS: usize = 6;
+pub(crate) const PARTS: usize = 6;
 /// Factor of the logarithm of decays: -exp(-0.5), as RWKV's code has it.
 const DECAY: f32 = -0.606531;
 /// Least length of a removal key.
@@ -68,7 +68,7 @@ fn square(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
 }
 
 /// The tensors of a layer.
-pub(super) const TENSORS: &[TensorRow] = &[
+pub(crate) const TENSORS: &[TensorRow] = &[
     TensorRow::new("time_mix_w0.weight", wide).of(REQUIRED),
     TensorRow::new("time_mix_w1.weight", down).of(REQUIRED),
     TensorRow::new("time_mix_w2.weight", up).of(REQUIRED),
@@ -124,7 +124,7 @@ pub struct Rwkv7 {
 }
 
 impl Rwkv7 {
-    pub(super) fn load(c: &RwkvConfig, tensors: &mut LoadedTensors, i: usize) -> Result<Rwkv7, LoadError> {
+    pub(crate) fn load(c: &RwkvConfig, tensors: &mut LoadedTensors, i: usize) -> Result<Rwkv7, LoadError> {
         let name = |part: &str| format!("blk.{i}.time_mix_{part}.weight");
         let low_rank = |tensors: &mut LoadedTensors, part: &str| {
             LowRank::load(tensors, &name(&format!("{part}1")), &name(&format!("{part}2")))
@@ -154,13 +154,13 @@ impl Rwkv7 {
         })
     }
 
-    pub(super) fn matrices(&self) -> Vec<&Matrix> {
+    pub(crate) fn matrices(&self) -> Vec<&Matrix> {
         let low_ranks = [&self.w.0, &self.a.0].into_iter().chain(self.v.as_ref().map(|(v, _)| v)).chain(&self.g);
         let all = low_ranks.flat_map(LowRank::matrices);
         all.chain([&self.receptance, &self.key, &self.value, &self.output]).collect()
     }
 
-    pub(super) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
+    pub(crate) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
         let d = self.c.width;
         (self.matrices(), (PARTS + 2) * d + (FIRST_PLANES + SECOND_PLANES) * padded(d), d)
     }
@@ -199,7 +199,7 @@ fn biased_sigmoid(x: &mut [f32], fixed: &[f32]) {
 }
 
 impl ForwardPass<'_, '_> {
-    pub(super) fn rwkv7(
+    pub(crate) fn rwkv7(
         &mut self,
         i: usize,
         m: &Rwkv7,

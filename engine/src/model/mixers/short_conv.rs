@@ -7,20 +7,20 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use super::super::block::{ForwardPass, SubLayerRows};
-use super::super::config::Config;
-use super::super::forward::Stage;
-use super::super::keys::Keys;
-use super::super::loader::LoadedTensors;
-use super::super::roles::{Layout, Part, TensorRow, matrix, values};
-use super::super::rows::columns;
-use super::super::scratch::StepScratch;
-use super::super::weights::{Linear, LinearGroup, linear, transposed};
-use super::{MAX_CONV, RecurrentConfig};
 use crate::error::LoadError;
 use crate::kernels::panel::Matrix;
 use crate::kernels::recurrent::StateMemory;
 use crate::kernels::recurrent::conv::{Conv, ConvRows, causal_conv};
+use crate::model::config::Config;
+use crate::model::forward::Stage;
+use crate::model::keys::Keys;
+use crate::model::loader::LoadedTensors;
+use crate::model::mixers::{MAX_CONV, RecurrentConfig};
+use crate::model::residual::orders::{ForwardPass, SubLayerRows};
+use crate::model::roles::{Layout, Part, TensorRow, matrix, values};
+use crate::model::rows::columns;
+use crate::model::scratch::StepScratch;
+use crate::model::weights::{Linear, LinearGroup, linear, transposed};
 
 /// Sizes of a short convolution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,11 +32,11 @@ pub struct ShortConvConfig {
 }
 
 impl ShortConvConfig {
-    pub(super) fn read(keys: &Keys<'_, '_>, n_embd: usize) -> Result<ShortConvConfig, LoadError> {
+    pub(crate) fn read(keys: &Keys<'_, '_>, n_embd: usize) -> Result<ShortConvConfig, LoadError> {
         Ok(ShortConvConfig { channels: n_embd, conv: keys.size("shortconv.l_cache", 1..=MAX_CONV)? })
     }
 
-    pub(super) fn state_len(&self) -> usize {
+    pub(crate) fn state_len(&self) -> usize {
         (self.conv - 1).saturating_mul(self.channels)
     }
 }
@@ -51,7 +51,7 @@ fn config(c: &Config) -> Option<&ShortConvConfig> {
 const REQUIRED: &[Layout] = &[(Part::Recurrent, 0)];
 
 /// The tensors of a layer.
-pub(super) const TENSORS: &[TensorRow] = &[
+pub(crate) const TENSORS: &[TensorRow] = &[
     TensorRow::new("shortconv.conv.weight", |c, _| values(config(c)?.conv, config(c)?.channels)).of(REQUIRED),
     TensorRow::new("shortconv.in_proj.weight", |c, _| matrix(3 * c.n_embd, c.n_embd)).of(REQUIRED),
     TensorRow::new("shortconv.out_proj.weight", |c, _| matrix(c.n_embd, c.n_embd)).of(REQUIRED),
@@ -68,7 +68,7 @@ pub struct ShortConv {
 }
 
 impl ShortConv {
-    pub(super) fn load(tensors: &mut LoadedTensors, i: usize) -> Result<ShortConv, LoadError> {
+    pub(crate) fn load(tensors: &mut LoadedTensors, i: usize) -> Result<ShortConv, LoadError> {
         let name = |part: &str| format!("blk.{i}.shortconv.{part}");
         Ok(ShortConv {
             input: LinearGroup::separate([linear(tensors, &name("in_proj"))?].into()),
@@ -77,17 +77,17 @@ impl ShortConv {
         })
     }
 
-    pub(super) fn matrices(&self) -> Vec<&Matrix> {
+    pub(crate) fn matrices(&self) -> Vec<&Matrix> {
         self.input.matrices().chain([&self.output.w]).collect()
     }
 
-    pub(super) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
+    pub(crate) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
         (self.input.matrices().collect(), self.input.stride + self.output.w.k(), self.output.w.k())
     }
 }
 
 impl ForwardPass<'_, '_> {
-    pub(super) fn short_conv(
+    pub(crate) fn short_conv(
         &mut self,
         i: usize,
         m: &ShortConv,

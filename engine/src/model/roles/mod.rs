@@ -8,15 +8,16 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::ops::Deref;
 
-use self::tables::{LAYER_TENSORS, MODEL_TENSORS};
-use super::arch::IndexerKind;
-use super::config::{Config, LayerConfig, MixerKind, RecurrentConfig};
-use super::mixers::{Selection, compressed, indexer, latent};
-use super::{hyper, ngrams};
 use crate::error::LoadError;
 use crate::gguf::TensorInfo;
 use crate::kernels::WeightArena;
 use crate::kernels::panel::Matrix;
+use crate::model::config::{Config, LayerConfig, MixerKind, RecurrentConfig};
+use crate::model::embeddings::ngrams;
+use crate::model::families::IndexerKind;
+use crate::model::mixers::{Selection, compressed, indexer, latent};
+use crate::model::residual::hyper;
+use crate::model::roles::tables::{LAYER_TENSORS, MODEL_TENSORS};
 use crate::quant::Dtype;
 
 /// Suffixes of tensors that the forward pass ignores: precomputed tables of old converters.
@@ -24,7 +25,7 @@ const IGNORED: [&str; 1] = ["rotary_emb.inv_freq"];
 
 /// Expected shape of a tensor.
 #[derive(Clone, Copy)]
-pub(super) enum Role {
+pub(crate) enum Role {
     /// `n` matrices (rows, k), concatenated; `n` is a dimension unless it is 1.
     Matrices { n: usize, rows: usize, k: usize },
     /// `n` matrices (rows, k) in one dimension of the file.
@@ -42,7 +43,7 @@ pub(super) enum Role {
 }
 
 /// Memory of a tensor.
-pub(super) enum TensorStorage {
+pub(crate) enum TensorStorage {
     /// One matrix, or one per expert.
     Matrices(Vec<Matrix>),
     /// Values, and the length of a row.
@@ -125,9 +126,9 @@ impl Role {
 }
 
 /// A configuration and one of its layers.
-pub(super) struct Scope<'a> {
+pub(crate) struct Scope<'a> {
     config: &'a Config,
-    pub(super) layer: &'a LayerConfig,
+    pub(crate) layer: &'a LayerConfig,
 }
 
 impl<'a> Scope<'a> {
@@ -146,7 +147,7 @@ impl Deref for Scope<'_> {
 }
 
 /// A tensor of the table: its name, its shape, when it is required, and which tensors it cannot be beside.
-pub(super) struct TensorRow {
+pub(crate) struct TensorRow {
     /// The name; in a layer the part after `blk.N.`. `#` is the index of an expert.
     name: &'static str,
     /// The expected shape, of a layer and the dimensions in the file; `None` where the model has no such tensor.
@@ -157,7 +158,7 @@ pub(super) struct TensorRow {
 }
 
 /// When a tensor is required.
-pub(super) enum Need {
+pub(crate) enum Need {
     Optional,
     /// Wherever the model has a tensor of this name.
     Always,
@@ -173,10 +174,10 @@ pub(super) enum Need {
 
 /// One of the alternative layouts of a part of a layer: of those whose first tensor exists, the one with the lowest
 /// number applies; if there is none, the one with the highest.
-pub(super) type Layout = (Part, usize);
+pub(crate) type Layout = (Part, usize);
 
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Part {
+pub(crate) enum Part {
     PreNorm,
     PostNorm,
     Qkv,
@@ -192,19 +193,19 @@ pub(super) enum Part {
 }
 
 impl TensorRow {
-    pub(super) const fn new(name: &'static str, role: fn(&Scope<'_>, &[u64; 4]) -> Option<Role>) -> TensorRow {
+    pub(crate) const fn new(name: &'static str, role: fn(&Scope<'_>, &[u64; 4]) -> Option<Role>) -> TensorRow {
         TensorRow { name, role, need: Need::Optional, excludes: None }
     }
 
-    pub(super) const fn need(self, need: Need) -> TensorRow {
+    pub(crate) const fn need(self, need: Need) -> TensorRow {
         TensorRow { need, ..self }
     }
 
-    pub(super) const fn of(self, layouts: &'static [Layout]) -> TensorRow {
+    pub(crate) const fn of(self, layouts: &'static [Layout]) -> TensorRow {
         self.need(Need::Layouts(layouts))
     }
 
-    pub(super) const fn excludes(self, rule: (&'static str, &'static str)) -> TensorRow {
+    pub(crate) const fn excludes(self, rule: (&'static str, &'static str)) -> TensorRow {
         TensorRow { excludes: Some(rule), ..self }
     }
 
@@ -213,15 +214,15 @@ impl TensorRow {
     }
 }
 
-pub(super) fn matrix(rows: usize, k: usize) -> Option<Role> {
+pub(crate) fn matrix(rows: usize, k: usize) -> Option<Role> {
     Some(Role::Matrices { n: 1, rows, k })
 }
 
-pub(super) fn vector(n: usize) -> Option<Role> {
+pub(crate) fn vector(n: usize) -> Option<Role> {
     Some(Role::Vector(n))
 }
 
-pub(super) fn values(width: usize, rows: usize) -> Option<Role> {
+pub(crate) fn values(width: usize, rows: usize) -> Option<Role> {
     Some(Role::Values { width, rows })
 }
 
@@ -265,7 +266,7 @@ fn find(rows: &'static [TensorRow], name: &str, n_experts: usize) -> Option<&'st
 }
 
 /// The error for a tensor that no layer took, because the file also has the tensors that take its place.
-pub(super) fn conflict(name: &str, c: &Config) -> LoadError {
+pub(crate) fn conflict(name: &str, c: &Config) -> LoadError {
     let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
     let (prefix, row) = match layer {
         Some((layer, part)) => {
@@ -285,7 +286,7 @@ impl TensorStorage {
     ///
     /// # Errors
     /// [`LoadError`] if the model has no tensor of this name, or its shape or type is not accepted.
-    pub(super) fn reserve(
+    pub(crate) fn reserve(
         name: &str,
         t: &TensorInfo<'_>,
         c: &Config,
@@ -309,7 +310,7 @@ fn role(name: &str, t: &TensorInfo<'_>, c: &Config) -> Result<Option<Role>, Load
 }
 
 /// Checks a tensor; returns whether the model uses it.
-pub(super) fn check(name: &str, t: &TensorInfo<'_>, c: &Config) -> Result<bool, LoadError> {
+pub(crate) fn check(name: &str, t: &TensorInfo<'_>, c: &Config) -> Result<bool, LoadError> {
     match role(name, t, c)? {
         Some(role) => role.check(t).map(|()| true),
         None => Ok(false),
@@ -324,7 +325,7 @@ const WITHOUT_SUFFIX: [(&str, &str); 3] = [
 ];
 
 /// The name of a tensor in the table: families have names of their own for some.
-pub(super) fn canonical(name: &str, c: &Config) -> String {
+pub(crate) fn canonical(name: &str, c: &Config) -> String {
     let name = name.strip_prefix(c.arch.prefix).unwrap_or(name);
     let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
     let (prefix, part) = layer.map_or((String::new(), name), |(layer, part)| (format!("blk.{layer}."), part));
@@ -365,7 +366,7 @@ fn index(text: &str) -> Option<usize> {
 }
 
 /// The first required tensor that is missing; `has` tells which exist.
-pub(super) fn missing(c: &Config, has_tensor: impl Fn(&str) -> bool) -> Option<String> {
+pub(crate) fn missing(c: &Config, has_tensor: impl Fn(&str) -> bool) -> Option<String> {
     let is_required = |row: &&TensorRow| match row.need {
         // an MTP head has those of its model
         _ if c.is_mtp_head => false,
@@ -425,7 +426,7 @@ pub(super) fn missing(c: &Config, has_tensor: impl Fn(&str) -> bool) -> Option<S
 
 /// The first tensor that a layer lacks although the layer before it of the same kind (mixer, dense or experts) has it.
 /// Such a layer would be computed as another kind of block. `names` are the existing tensors, ascending.
-pub(super) fn missing_in_layer(c: &Config, names: &[&str], has: impl Fn(&str) -> bool) -> Option<String> {
+pub(crate) fn missing_in_layer(c: &Config, names: &[&str], has: impl Fn(&str) -> bool) -> Option<String> {
     let mut last = BTreeMap::new();
     // twice around, so that the first layer of a kind is compared with the last
     for i in 0..2 * c.n_blocks() {
@@ -455,6 +456,6 @@ fn may_have(c: &Config, layer: usize, part: &str) -> bool {
     row.is_none_or(|row| (row.role)(&scope, &[0; 4]).is_some())
 }
 
-pub(super) fn tensor_error(name: &str, found: &str, expected: &str) -> LoadError {
+pub(crate) fn tensor_error(name: &str, found: &str, expected: &str) -> LoadError {
     LoadError::Tensor { name: name.into(), found: found.into(), expected: expected.into() }
 }

@@ -1,8 +1,8 @@
 //! The tensors outside of layers and those of all layers. A mixer's own stand in its file.
 
-use super::super::arch::ExpertInput;
-use super::super::config::{Config, ExpertsConfig, MAX_WIDTH, MixerKind, PassEnd};
-use super::{Layout, Need, Part, Role, Scope, TensorRow, matrix, values, vector};
+use crate::model::config::{Config, ExpertsConfig, MAX_WIDTH, MixerKind, PassEnd};
+use crate::model::families::ExpertInput;
+use crate::model::roles::{Layout, Need, Part, Role, Scope, TensorRow, matrix, values, vector};
 
 const SEPARATE_QKV: (&str, &str) = ("attn_qkv", "either the fused or the separate tensors");
 const DENSE: (&str, &str) = ("ffn_gate_inp", "either a dense feed-forward or experts");
@@ -126,7 +126,7 @@ fn beside_residual(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
 }
 
 /// The tensors outside of layers; required ones are reported in this order.
-pub(super) const MODEL_TENSORS: &[TensorRow] = &[
+pub(crate) const MODEL_TENSORS: &[TensorRow] = &[
     TensorRow::new("token_embd.weight", |c, _| matrix(c.n_vocab, c.n_embd)).need(Need::Always),
     TensorRow::new("output_norm.weight", final_norm).need(Need::Always),
     TensorRow::new("position_embd.weight", |c, _| match c.learned_positions {
@@ -180,7 +180,7 @@ pub(super) const MODEL_TENSORS: &[TensorRow] = &[
 ];
 
 /// The tensors of a layer; those of a layout are reported in this order.
-pub(super) const LAYER_TENSORS: &[TensorRow] = &[
+pub(crate) const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("post_attention_norm.weight", embedding_wide).of(&[(Part::PreNorm, 0)]),
     TensorRow::new("attn_norm.weight", attention_norm).of(&[(Part::PreNorm, 1)]),
     TensorRow::new("attn_norm.bias", embedding_wide),

@@ -7,28 +7,28 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::{
+use crate::error::LoadError;
+use crate::math::{ln, sqrt};
+use crate::model::config::{Config, MixerKind};
+use crate::model::embeddings::ngrams::NgramWeights;
+use crate::model::heads::classifier::Classifier;
+use crate::model::heads::projection;
+use crate::model::loader::LoadedTensors;
+use crate::model::mixers::{CompressedWeights, IndexerWeights, LatentWeights};
+use crate::model::residual::hyper::HyperWeights;
+use crate::model::roles::tensor_error;
+use crate::model::weights::{
     AltUp, AltUpProjections, AttentionWeights, ChannelMix, Dense, ExpertMatrices, Experts, FeedForward, Laurel, Layer,
     LayerEmbedding, LayerEmbeddings, Linear, LinearGroup, Mixer, Norm, Recurrent, ResidualOrder, RopeDivisors,
     SharedExpert, Weights,
 };
-use crate::error::LoadError;
-use crate::math::{ln, sqrt};
-use crate::model::classifier::Classifier;
-use crate::model::config::{Config, MixerKind};
-use crate::model::hyper::HyperWeights;
-use crate::model::loader::LoadedTensors;
-use crate::model::mixers::{CompressedWeights, IndexerWeights, LatentWeights};
-use crate::model::ngrams::NgramWeights;
-use crate::model::projection;
-use crate::model::roles::tensor_error;
 
 impl Weights {
     /// Takes the tensors of a file and assembles the weights.
     ///
     /// # Errors
     /// [`LoadError`] of a tensor that is missing, or whose shape does not fit another's.
-    pub(in crate::model) fn new(tensors: &mut LoadedTensors, c: &Config) -> Result<Weights, LoadError> {
+    pub(crate) fn new(tensors: &mut LoadedTensors, c: &Config) -> Result<Weights, LoadError> {
         let layers = Weights::layers(tensors, c)?;
         let divisors = |tensors: &mut LoadedTensors, name: &str| tensors.optional(&format!("rope_{name}.weight"));
         let rope_divisors =
@@ -85,7 +85,7 @@ impl Weights {
     }
 
     /// The layers.
-    pub(in crate::model) fn layers(tensors: &mut LoadedTensors, c: &Config) -> Result<Vec<Layer>, LoadError> {
+    pub(crate) fn layers(tensors: &mut LoadedTensors, c: &Config) -> Result<Vec<Layer>, LoadError> {
         let mut layers = (0..c.n_blocks()).map(|i| layer(tensors, c, i)).collect::<Result<Vec<_>, _>>()?;
         share_biases(c, &mut layers)?;
         // without this norm a block is parallel: all layers must have it, or none
@@ -99,11 +99,11 @@ impl Weights {
     }
 }
 
-pub(in crate::model) fn missing(name: &str) -> LoadError {
+pub(crate) fn missing(name: &str) -> LoadError {
     LoadError::MissingTensor { name: name.into() }
 }
 
-pub(in crate::model) fn linear(tensors: &mut LoadedTensors, name: &str) -> Result<Linear, LoadError> {
+pub(crate) fn linear(tensors: &mut LoadedTensors, name: &str) -> Result<Linear, LoadError> {
     let (w, bias) = (tensors.matrix(&format!("{name}.weight"))?, tensors.optional(&format!("{name}.bias")));
     match &bias {
         Some(b) if b.len() != w.rows() => Err(tensor_error(
@@ -115,7 +115,7 @@ pub(in crate::model) fn linear(tensors: &mut LoadedTensors, name: &str) -> Resul
     }
 }
 
-pub(in crate::model) fn norm(tensors: &mut LoadedTensors, name: &str) -> Result<Option<Norm>, LoadError> {
+pub(crate) fn norm(tensors: &mut LoadedTensors, name: &str) -> Result<Option<Norm>, LoadError> {
     let bias = tensors.optional(&format!("{name}.bias"));
     let weight = format!("{name}.weight");
     // in files of some families a norm is named without the suffix
@@ -127,12 +127,12 @@ pub(in crate::model) fn norm(tensors: &mut LoadedTensors, name: &str) -> Result<
 }
 
 /// A norm that must be there.
-pub(in crate::model) fn required_norm(tensors: &mut LoadedTensors, name: &str) -> Result<Norm, LoadError> {
+pub(crate) fn required_norm(tensors: &mut LoadedTensors, name: &str) -> Result<Norm, LoadError> {
     norm(tensors, name)?.ok_or_else(|| missing(&format!("{name}.weight")))
 }
 
 /// Values with rows and columns exchanged.
-pub(in crate::model) fn transposed(tensors: &mut LoadedTensors, name: &str) -> Result<Vec<f32>, LoadError> {
+pub(crate) fn transposed(tensors: &mut LoadedTensors, name: &str) -> Result<Vec<f32>, LoadError> {
     let (values, width) = tensors.vector(name).ok_or_else(|| missing(name))?;
     Ok((0..width).flat_map(|i| values.iter().skip(i).step_by(width).copied()).collect())
 }

@@ -7,15 +7,15 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 
-pub(super) use load::{linear, missing, norm, required_norm, transposed};
+pub(crate) use load::{linear, missing, norm, required_norm, transposed};
 
-use super::classifier::Classifier;
-use super::config::Config;
-use super::hyper::HyperWeights;
-pub use super::mixers::{ChannelMix, CompressedWeights, IndexerWeights, LatentWeights, Recurrent};
-pub use super::mtp::MtpInput;
-pub use super::ngrams::NgramWeights;
 use crate::kernels::panel::{Matrix, PANEL};
+use crate::model::config::Config;
+pub use crate::model::embeddings::ngrams::NgramWeights;
+use crate::model::heads::classifier::Classifier;
+pub use crate::model::heads::mtp::MtpInput;
+pub use crate::model::mixers::{ChannelMix, CompressedWeights, IndexerWeights, LatentWeights, Recurrent};
+use crate::model::residual::hyper::HyperWeights;
 
 /// A matrix and its bias: `y = w x + b`.
 pub struct Linear {
@@ -51,7 +51,7 @@ pub struct Norm {
 
 impl Norm {
     /// A norm without weights: a factor of 1 changes no bit.
-    pub(super) fn plain(width: usize) -> Norm {
+    pub(crate) fn plain(width: usize) -> Norm {
         Norm { weight: vec![1.0; width], bias: None, eps: None, width }
     }
 }
@@ -199,7 +199,7 @@ pub enum FeedForward {
 pub struct AttentionWeights {
     /// Queries (n_head * key_dim, n_embd), keys (n_head_kv * key_dim, n_embd) and values (n_head_kv * value_dim, n_embd);
     /// then the gate of the output, if there is one (n_head or n_head * value_dim, n_embd). With
-    /// [`Arch::gated_queries`](super::arch::Arch::gated_queries) each query head is followed by its gate.
+    /// [`Arch::gated_queries`](crate::model::families::Arch::gated_queries) each query head is followed by its gate.
     pub qkv: LinearGroup,
     /// Offsets of keys and values in a row of `qkv`, where the layer has its own.
     pub kv_at: [usize; 2],
@@ -348,13 +348,13 @@ pub struct Weights {
 }
 
 /// Rows of an output, padded to whole panels.
-pub(in crate::model) fn padded(rows: usize) -> usize {
+pub(crate) fn padded(rows: usize) -> usize {
     rows.next_multiple_of(PANEL)
 }
 
 impl LinearGroup {
     /// A group of separate linears, one part each.
-    pub(in crate::model) fn separate(linears: Vec<Linear>) -> LinearGroup {
+    pub(crate) fn separate(linears: Vec<Linear>) -> LinearGroup {
         let mut group = LinearGroup { linears: Vec::with_capacity(linears.len()), part_starts: Vec::new(), stride: 0 };
         linears.into_iter().for_each(|linear| group.push(linear));
         group
@@ -384,7 +384,7 @@ impl LinearGroup {
     }
 
     /// The matrices of the linears.
-    pub(in crate::model) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+    pub(crate) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
         self.linears.iter().map(|(l, _)| &l.w)
     }
 }
@@ -403,7 +403,7 @@ impl AttentionWeights {
 
 impl Layer {
     /// All matrices of the layer.
-    pub(in crate::model) fn matrices(&self) -> Vec<&Matrix> {
+    pub(crate) fn matrices(&self) -> Vec<&Matrix> {
         let mut all: Vec<&Matrix> = match &self.mixer {
             Mixer::Attention(a) => a.matrices(),
             Mixer::Latent(a) => a.matrices(),

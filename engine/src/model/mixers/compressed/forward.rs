@@ -2,9 +2,6 @@
 
 use alloc::vec::Vec;
 
-use super::super::blocks::BlockKeys;
-use super::super::latent::per_head;
-use super::{BlockIndexer, Blocks, CompressedWeights};
 use crate::kernels::Cpu;
 use crate::kernels::act::Floats;
 use crate::kernels::attention::{
@@ -12,8 +9,11 @@ use crate::kernels::attention::{
 };
 use crate::kernels::elementwise::scale;
 use crate::kernels::rope::{RopeStyle, Rotation, rope};
-use crate::model::block::{ForwardPass, SubLayerRows};
 use crate::model::forward::Stage;
+use crate::model::mixers::blocks::BlockKeys;
+use crate::model::mixers::compressed::{BlockIndexer, Blocks, CompressedWeights};
+use crate::model::mixers::latent::per_head;
+use crate::model::residual::orders::{ForwardPass, SubLayerRows};
 use crate::model::rows::columns;
 use crate::model::scratch::{AttentionScratch, StepScratch};
 use crate::model::weights::padded;
@@ -74,7 +74,7 @@ impl ForwardPass<'_, '_> {
     }
 
     /// `y = attention(x)` of layer `i`. Writes keys, and what compressed keys are made of, to `memory`.
-    pub(in crate::model) fn compressed_attention(
+    pub(crate) fn compressed_attention(
         &mut self,
         (i, m): (usize, &CompressedWeights),
         SubLayerRows { x, y }: SubLayerRows<'_>,

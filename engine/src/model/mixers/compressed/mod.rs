@@ -28,18 +28,18 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::iter;
 
-use super::LayerKind;
 use crate::error::LoadError;
 use crate::gguf::Gguf;
 use crate::kernels::attention::{AttentionWindow, Compressor, KvHeads, MAX_GROUP, MAX_HEAD_DIM};
 use crate::kernels::panel::{Matrix, PANEL};
 use crate::math::sqrt;
-use crate::model::arch::Arch;
 use crate::model::config::{HeadConfig, LayerConfig, MAX_CONTEXT, MAX_WIDTH, MixerKind};
+use crate::model::families::Arch;
 use crate::model::keys::Keys;
 use crate::model::loader::LoadedTensors;
+use crate::model::mixers::LayerKind;
+use crate::model::mixers::attention::rotary::{RopeConfig, Scaling};
 use crate::model::roles::{Layout, Part, Role, Scope, TensorRow, matrix, values, vector};
-use crate::model::rotary::{RopeConfig, Scaling};
 use crate::model::rows::packed_words;
 use crate::model::weights::{Linear, LinearGroup, Norm, linear, missing, padded, required_norm};
 
@@ -66,7 +66,7 @@ pub struct CompressedConfig {
 const RATIOS: [u32; 2] = [4, 128];
 
 /// Reads the sizes, the ratios of the layers and their RoPE variants: of layers without blocks, and of those with.
-pub(in crate::model) fn read(
+pub(crate) fn read(
     keys: &Keys<'_, '_>,
     arch: &Arch,
     n_ctx_train: usize,
@@ -133,9 +133,9 @@ pub(in crate::model) fn read(
 }
 
 /// Whether layer `n_layer` predicts further tokens, where the metadata says so. Files without that layer keep the key.
-pub(in crate::model) fn has_mtp(kinds: &[LayerKind], shards: &[Gguf<'_>], n_layer: usize) -> bool {
+pub(crate) fn has_mtp(kinds: &[LayerKind], shards: &[Gguf<'_>], n_layer: usize) -> bool {
     let is_compressed = kinds.iter().any(|kind| kind.mixer == MixerKind::Compressed);
-    !is_compressed || super::has(shards, &format!("blk.{n_layer}.nextn.eh_proj.weight"))
+    !is_compressed || crate::model::mixers::has(shards, &format!("blk.{n_layer}.nextn.eh_proj.weight"))
 }
 
 /// Heads whose value is the key, which is not stored twice if the layout allows.
@@ -145,7 +145,7 @@ fn shared_heads(dim: usize) -> KvHeads {
 
 /// What a layer has in KV pages, from its `kv_layer` on: keys; compressed keys, and the values and gates that they are made
 /// of; the same of the indexer.
-pub(in crate::model) fn kv_layers(c: &CompressedConfig, layer: &LayerConfig) -> impl Iterator<Item = KvHeads> {
+pub(crate) fn kv_layers(c: &CompressedConfig, layer: &LayerConfig) -> impl Iterator<Item = KvHeads> {
     let dim = layer.heads.key_dim;
     let blocks = layer.compressor.map(|block| [shared_heads(dim), KvHeads::exact(block.heads(), dim)]);
     let index = layer.compressor.filter(|block| block.overlaps);
@@ -173,7 +173,7 @@ fn index_block(c: &Scope<'_>) -> Option<(usize, usize)> {
 }
 
 /// The tensors of a layer.
-pub(in crate::model) const TENSORS: &[TensorRow] = &[
+pub(crate) const TENSORS: &[TensorRow] = &[
     TensorRow::new("attn_sinks.weight", |c, _| vector(sizes(c)?.1.n_head)).of(ALL),
     TensorRow::new("attn_q_a.weight", |c, _| matrix(sizes(c)?.0.q_rank, c.n_embd)).of(ALL),
     TensorRow::new("attn_q_a_norm.weight", |c, _| vector(sizes(c)?.0.q_rank)).of(ALL),
@@ -289,7 +289,7 @@ pub struct CompressedWeights {
 
 impl CompressedWeights {
     /// Takes the tensors of layer `i`.
-    pub(in crate::model) fn load(
+    pub(crate) fn load(
         layer: &LayerConfig,
         tensors: &mut LoadedTensors,
         i: usize,
@@ -325,7 +325,7 @@ impl CompressedWeights {
         })
     }
 
-    pub(in crate::model) fn matrices(&self) -> Vec<&Matrix> {
+    pub(crate) fn matrices(&self) -> Vec<&Matrix> {
         self.inputs().chain([&self.query.w, &self.output.w]).chain(&self.groups).chain(self.index_query()).collect()
     }
 
@@ -346,7 +346,7 @@ impl CompressedWeights {
     }
 
     /// The input projections, floats of a row of [`StepScratch::wide`], and words of packed activations of the others.
-    pub(in crate::model) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
+    pub(crate) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
         let of_blocks = |b: &Blocks| b.input.stride + b.dim();
         let blocks = self.blocks.as_ref().map_or(0, |b| of_blocks(b));
         let index = self

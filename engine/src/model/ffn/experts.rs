@@ -2,10 +2,10 @@
 
 use alloc::format;
 
-use super::MAX_WIDTH;
 use crate::error::LoadError;
 use crate::gguf::Gguf;
-use crate::model::arch::{Arch, Gating};
+use crate::model::config::MAX_WIDTH;
+use crate::model::families::{Arch, Gating};
 use crate::model::keys::Keys;
 
 /// Maximal experts of a layer, and experts per token: beyond any known model.
@@ -74,7 +74,7 @@ fn adjugates(keys: &Keys<'_, '_>, n: usize, n_used: usize) -> Result<Option<Adju
     }))
 }
 
-pub(super) fn experts(
+pub(crate) fn experts(
     keys: &Keys<'_, '_>,
     arch: &Arch,
     n_embd: usize,

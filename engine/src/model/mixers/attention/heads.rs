@@ -3,11 +3,11 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use super::{MAX_CONTEXT, MAX_WIDTH};
 use crate::error::LoadError;
 use crate::kernels::attention::{KvHeads, MAX_GROUP, MAX_HEAD_DIM};
 use crate::math::pow;
-use crate::model::arch::{Arch, Temperature};
+use crate::model::config::{MAX_CONTEXT, MAX_WIDTH};
+use crate::model::families::{Arch, Temperature};
 use crate::model::keys::Keys;
 use crate::model::mixers::{LatentHeads, LayerKind, MixerKind, latent};
 
@@ -73,7 +73,7 @@ impl HeadConfig {
 }
 
 /// The heads of layers with attention, of which those `local` may have other dimensions; default values for other layers.
-pub(super) fn heads(
+pub(crate) fn heads(
     keys: &Keys<'_, '_>,
     n_embd: usize,
     kinds: &[LayerKind],
@@ -141,7 +141,7 @@ fn head_dims(keys: &Keys<'_, '_>, default: usize) -> Result<[[usize; 2]; 2], Loa
 }
 
 /// Which layers have a window.
-pub(super) fn pattern(keys: &Keys<'_, '_>, arch: &Arch, n: usize) -> Result<Vec<bool>, LoadError> {
+pub(crate) fn pattern(keys: &Keys<'_, '_>, arch: &Arch, n: usize) -> Result<Vec<bool>, LoadError> {
     let mut local = keys.pattern("attention.sliding_window_pattern", n, arch.window_pattern)?;
     if arch.global_first && !keys.is_array("attention.sliding_window_pattern") {
         // the last layer of a period becomes the first of the next
@@ -153,7 +153,7 @@ pub(super) fn pattern(keys: &Keys<'_, '_>, arch: &Arch, n: usize) -> Result<Vec<
 
 /// Slopes of ALiBi: powers of 2^(-max_bias / n) for the largest power of two n up to `n_head`, then the odd powers of
 /// its root.
-pub(super) fn slopes(max_bias: f32, n_head: usize) -> Vec<f32> {
+pub(crate) fn slopes(max_bias: f32, n_head: usize) -> Vec<f32> {
     let n = 1 << n_head.ilog2();
     let slope = |h: usize| match h < n {
         true => f64::from(max_bias) * (h + 1) as f64 / n as f64,
@@ -162,7 +162,7 @@ pub(super) fn slopes(max_bias: f32, n_head: usize) -> Vec<f32> {
     (0..n_head).map(|h| pow(2.0, -slope(h)) as f32).collect()
 }
 
-pub(super) fn temperature(
+pub(crate) fn temperature(
     keys: &Keys<'_, '_>,
     arch: &Arch,
     original_context: usize,

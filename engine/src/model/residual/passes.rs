@@ -7,21 +7,21 @@
 
 use alloc::vec::Vec;
 
-use super::block::ForwardPass;
-use super::config::PassEnd;
-use super::scratch::Scratch;
+use crate::model::config::PassEnd;
+use crate::model::residual::orders::ForwardPass;
+use crate::model::scratch::Scratch;
 
 /// States of nested cycles.
-pub(super) struct PassScratch {
+pub(crate) struct PassScratch {
     /// (rows, n_embd)
-    pub(super) low: Vec<f32>,
-    pub(super) high: Vec<f32>,
+    pub(crate) low: Vec<f32>,
+    pub(crate) high: Vec<f32>,
 }
 
 impl ForwardPass<'_, '_> {
     /// The states before the first pass: `low`, the same for all tokens, and the embeddings. Their sum is the residual
     /// stream.
-    pub(super) fn begin_passes(&self, low: &[f32], s: &mut Scratch) {
+    pub(crate) fn begin_passes(&self, low: &[f32], s: &mut Scratch) {
         let (d, n) = (low.len(), self.n);
         let Scratch { x, passes, .. } = s;
         passes.high[..n * d].copy_from_slice(&x[..n * d]);
@@ -30,7 +30,7 @@ impl ForwardPass<'_, '_> {
     }
 
     /// What follows a pass that is not the last.
-    pub(super) fn end_pass(&self, end: PassEnd, s: &mut Scratch) {
+    pub(crate) fn end_pass(&self, end: PassEnd, s: &mut Scratch) {
         let (d, n) = (self.model.config.n_embd, self.n);
         let Scratch { x, passes, .. } = s;
         let x = &mut x[..n * d];

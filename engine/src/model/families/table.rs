@@ -1,12 +1,12 @@
 //! The table of model families.
 
-use super::{
-    Alibi, Arch, ExpertInput, Factors, Gating, HeadKind, IndexerKind, LocalRope, Mtp, OutputGate, Rotated, ScoreScale,
-    Sections, Swiglu, Temperature, YarnLog,
-};
 use crate::kernels::elementwise::Activation;
 use crate::kernels::norm::NormKind;
 use crate::kernels::rope::RopeStyle;
+use crate::model::families::{
+    Alibi, Arch, ExpertInput, Factors, Gating, HeadKind, IndexerKind, LocalRope, Mtp, OutputGate, Rotated, ScoreScale,
+    Sections, Swiglu, Temperature, YarnLog,
+};
 
 const BASE: Arch = Arch {
     name: "",

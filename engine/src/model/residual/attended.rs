@@ -9,21 +9,21 @@
 
 use alloc::vec::Vec;
 
-use super::block::{ForwardPass, SubLayerRows};
-use super::forward::Stage;
-use super::rows::{RowOps, columns};
-use super::scratch::Scratch;
-use super::weights::padded;
 use crate::kernels::attention::KvMemory;
 use crate::kernels::exp::exp;
 use crate::kernels::norm::{NormWeights, norm};
+use crate::model::forward::Stage;
+use crate::model::residual::orders::{ForwardPass, SubLayerRows};
+use crate::model::rows::{RowOps, columns};
+use crate::model::scratch::Scratch;
+use crate::model::weights::padded;
 
 /// Most streams that are kept.
-pub(super) const MAX_KEPT: usize = 63;
+pub(crate) const MAX_KEPT: usize = 63;
 
 impl RowOps<'_> {
     /// `h = mix(x, w)` for rows of `d` floats; `kept` is (streams, rows, d).
-    pub(super) fn mix_residuals(&self, w: &[f32], x: &[f32], kept: &[f32], h: &mut [f32]) {
+    pub(crate) fn mix_residuals(&self, w: &[f32], x: &[f32], kept: &[f32], h: &mut [f32]) {
         let d = w.len();
         let weights = NormWeights { kind: self.kind, eps: self.eps, w, b: None };
         self.each(h, d, &|r, out| {
@@ -51,7 +51,7 @@ impl RowOps<'_> {
 
 impl ForwardPass<'_, '_> {
     /// The block of layer `i`; `scores` are the weights w_1 and w_2.
-    pub(super) fn attended_block(&mut self, i: usize, scores: &[Vec<f32>; 2], memory: &mut KvMemory, s: &mut Scratch) {
+    pub(crate) fn attended_block(&mut self, i: usize, scores: &[Vec<f32>; 2], memory: &mut KvMemory, s: &mut Scratch) {
         let Scratch { x, h, y, step, attention, experts, residuals, .. } = s;
         let (layer, rows, d, n) = (&self.model.weights.layers[i], self.rows, self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);

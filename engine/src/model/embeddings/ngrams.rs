@@ -15,21 +15,21 @@ use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::block::ForwardPass;
-use super::config::{Config, LayerConfig, MAX_WIDTH};
-use super::hyper::gated::{norms, stream_norm};
-use super::keys::Keys;
-use super::loader::LoadedTensors;
-use super::roles::{Need, Role, Scope, TensorRow, matrix, values};
-use super::scratch::{Scratch, StepScratch};
-use super::weights::{Linear, Norm, linear, padded, transposed};
 use crate::error::LoadError;
 use crate::kernels::attention::KvMemory;
 use crate::kernels::elementwise::{Activation, activate, add_scaled, scale, sigmoid};
 use crate::kernels::panel::Matrix;
 use crate::kernels::recurrent::conv::{Conv, ConvRows, causal_conv};
 use crate::math::sqrt;
-use crate::model::arch::Arch;
+use crate::model::config::{Config, LayerConfig, MAX_WIDTH};
+use crate::model::families::Arch;
+use crate::model::keys::Keys;
+use crate::model::loader::LoadedTensors;
+use crate::model::residual::hyper::gated::{norms, stream_norm};
+use crate::model::residual::orders::ForwardPass;
+use crate::model::roles::{Need, Role, Scope, TensorRow, matrix, values};
+use crate::model::scratch::{Scratch, StepScratch};
+use crate::model::weights::{Linear, Norm, linear, padded, transposed};
 
 /// Most tokens of an n-gram, and heads.
 const MAX_TOKENS: usize = 8;
@@ -66,7 +66,7 @@ pub struct NgramConfig {
 
 impl NgramConfig {
     /// Reads the configuration, if the model has such embeddings; `streams` is the width of all residual streams.
-    pub(super) fn read(
+    pub(crate) fn read(
         keys: &Keys<'_, '_>,
         arch: &Arch,
         layers: &[LayerConfig],
@@ -124,12 +124,12 @@ impl NgramConfig {
     }
 
     /// Floats of the state of a sequence.
-    pub(super) fn state_len(&self) -> usize {
+    pub(crate) fn state_len(&self) -> usize {
         self.conv_state_len().saturating_add(self.n - 1)
     }
 
     /// The table of embeddings; files may have rows that no head has.
-    pub(super) fn table(&self, dims: &[u64; 4]) -> Option<Role> {
+    pub(crate) fn table(&self, dims: &[u64; 4]) -> Option<Role> {
         let needed = self.heads.iter().map(|(offset, size)| offset + size).max()?;
         matrix(dims[1].clamp(needed, i32::MAX as u64) as usize, self.width)
     }
@@ -162,7 +162,7 @@ fn stream_norms(c: &Scope<'_>, dims: &[u64; 4]) -> Option<Role> {
 }
 
 /// The tensors of the layer.
-pub(super) const TENSORS: &[TensorRow] = &[
+pub(crate) const TENSORS: &[TensorRow] = &[
     TensorRow::new("ple_key.weight", |c, _| matrix(config(c)?.streams, c.n_embd)).need(Need::EachLayer),
     TensorRow::new("ple_value.weight", |c, _| {
         config(c)?;
@@ -191,7 +191,7 @@ pub struct NgramWeights {
 
 impl NgramWeights {
     /// Takes the tensors of layer `i`, if it adds the embeddings.
-    pub(super) fn load(c: &Config, tensors: &mut LoadedTensors, i: usize) -> Result<Option<NgramWeights>, LoadError> {
+    pub(crate) fn load(c: &Config, tensors: &mut LoadedTensors, i: usize) -> Result<Option<NgramWeights>, LoadError> {
         let Some(config) = c.ngrams.as_ref().filter(|ngrams| ngrams.layer == i) else { return Ok(None) };
         let name = |part: &str| format!("blk.{i}.ple_{part}");
         let taps = transposed(tensors, &name("conv1d.weight"))?;
@@ -206,12 +206,12 @@ impl NgramWeights {
         Ok(Some(NgramWeights { key: key?, value: value?, key_norm, query_norm, conv_norm, conv }))
     }
 
-    pub(super) fn matrices(&self) -> [&Matrix; 2] {
+    pub(crate) fn matrices(&self) -> [&Matrix; 2] {
         [&self.key.w, &self.value.w]
     }
 
     /// Floats of a row of [`StepScratch::wide`], and columns of the matrices.
-    pub(super) fn widths(&self) -> (usize, usize) {
+    pub(crate) fn widths(&self) -> (usize, usize) {
         let (streams, d) = (self.key.w.rows(), self.value.w.rows());
         (d + padded(streams) + padded(d) + streams, d)
     }
@@ -219,7 +219,7 @@ impl NgramWeights {
 
 impl ForwardPass<'_, '_> {
     /// Adds the embeddings of the n-grams that end with the tokens to the residual streams.
-    pub(super) fn add_ngrams(&self, w: &NgramWeights, memory: &mut KvMemory, s: &mut Scratch) {
+    pub(crate) fn add_ngrams(&self, w: &NgramWeights, memory: &mut KvMemory, s: &mut Scratch) {
         let (Some(c), Some(table)) = (&self.model.config.ngrams, &self.model.weights.ngram_table) else { return };
         let (d, n, on, streams) = (self.model.config.n_embd, self.n, self.rows, c.streams);
         let table_rows = self.ngram_rows(c, &s.experts.tokens, memory);

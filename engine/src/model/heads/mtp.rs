@@ -17,15 +17,15 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::arch::Mtp;
-use super::block::ForwardPass;
-use super::config::{Config, LayerConfig, MixerKind};
-use super::loader::LoadedTensors;
-use super::scratch::Scratch;
-use super::weights::{Linear, Norm, Weights, linear, norm, padded, required_norm};
-use super::{Exec, Model};
 use crate::error::LoadError;
 use crate::kernels::act::Floats;
+use crate::model::config::{Config, LayerConfig, MixerKind};
+use crate::model::families::Mtp;
+use crate::model::loader::LoadedTensors;
+use crate::model::residual::orders::ForwardPass;
+use crate::model::scratch::Scratch;
+use crate::model::weights::{Linear, Norm, Weights, linear, norm, padded, required_norm};
+use crate::model::{Exec, Model};
 
 /// Weights that join a token and the hidden state before it.
 pub struct MtpInput {
@@ -34,16 +34,16 @@ pub struct MtpInput {
     /// Norm of the hidden state (n_embd).
     hidden_norm: Norm,
     /// (n_embd, 2 * n_embd): of the embedding, then of the hidden state.
-    pub(super) proj: Linear,
+    pub(crate) proj: Linear,
 }
 
 /// Whether an MTP head may have such a layer.
-pub(super) fn is_supported(layer: &LayerConfig) -> bool {
+pub(crate) fn is_supported(layer: &LayerConfig) -> bool {
     matches!(layer.mixer, MixerKind::Attention | MixerKind::Latent) && layer.has_ffn
 }
 
 /// The name in an MTP head of a tensor of its model's file.
-pub(super) fn name_in_head(name: &str, c: &Config) -> Option<String> {
+pub(crate) fn name_in_head(name: &str, c: &Config) -> Option<String> {
     let part = name.strip_prefix(&format!("blk.{}.", c.n_layer())[..])?;
     // the norm before the output has several names
     let part = part.replace("layer_output_norm.", "nextn.shared_head_norm.");
@@ -51,7 +51,7 @@ pub(super) fn name_in_head(name: &str, c: &Config) -> Option<String> {
 }
 
 /// The inverse of [`name_in_head`].
-pub(super) fn name_in_file(name: &str, c: &Config) -> String {
+pub(crate) fn name_in_file(name: &str, c: &Config) -> String {
     name.replacen("blk.0.", &format!("blk.{}.", c.n_layer()), 1)
 }
 
@@ -60,7 +60,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`LoadError`] of a tensor that is missing, or whose shape does not fit another's.
-    pub(super) fn mtp_head(tensors: &mut LoadedTensors, c: &Config, model: &Weights) -> Result<Weights, LoadError> {
+    pub(crate) fn mtp_head(tensors: &mut LoadedTensors, c: &Config, model: &Weights) -> Result<Weights, LoadError> {
         let own = |tensors: &mut LoadedTensors, part: &str| {
             let matrices = tensors.matrices(&format!("blk.0.nextn.{part}.weight"));
             matrices.and_then(|mut all| all.pop()).map(Arc::new)
@@ -130,7 +130,7 @@ impl Scratch {
 
 impl ForwardPass<'_, '_> {
     /// The residual stream before the layer of an MTP head, from the embeddings and the hidden states before.
-    pub(super) fn join_hidden(&self, input: &MtpInput, s: &mut Scratch) {
+    pub(crate) fn join_hidden(&self, input: &MtpInput, s: &mut Scratch) {
         let (d, n, on) = (input.embed_norm.width, self.n, self.rows);
         let Scratch { x, y, joined, step, .. } = s;
         let (x, joined) = (&mut x[..n * d], &mut joined[..n * 2 * d]);

@@ -5,15 +5,15 @@ use alloc::vec::Vec;
 
 use crate::error::LoadError;
 use crate::kernels::rope::RopeStyle;
-use crate::model::arch::{Arch, LocalRope, Sections};
+use crate::model::families::{Arch, LocalRope, Sections};
 use crate::model::keys::Keys;
-use crate::model::rotary::{RopeConfig, Scaling};
+use crate::model::mixers::attention::rotary::{RopeConfig, Scaling};
 
 /// Key of the sections of multimodal RoPE.
 const SECTIONS: &str = "rope.dimension_sections";
 
 /// The RoPE variants of global and of local layers, whose keys have these dimensions.
-pub(super) fn rotations(
+pub(crate) fn rotations(
     keys: &Keys<'_, '_>,
     arch: &Arch,
     n_ctx_train: usize,
@@ -67,7 +67,7 @@ fn rotated(keys: &Keys<'_, '_>, name: &str, default: usize, dim: usize) -> Resul
 }
 
 /// Which elements of a head are a pair: with sections in blocks, as in [`RopeStyle::NeoX`] whatever the family has without.
-pub(super) fn style(keys: &Keys<'_, '_>, arch: &Arch) -> Result<Option<RopeStyle>, LoadError> {
+pub(crate) fn style(keys: &Keys<'_, '_>, arch: &Arch) -> Result<Option<RopeStyle>, LoadError> {
     let has_blocks = arch.sections == Sections::Blocks && sections(keys, arch.sections)?.is_some();
     Ok(if has_blocks { arch.rope.and(Some(RopeStyle::NeoX)) } else { arch.rope })
 }

@@ -1,14 +1,10 @@
 //! Feed-forward networks: dense, or mixture of experts (MoE).
 
+pub(crate) mod activation;
+pub(crate) mod experts;
+
 use alloc::vec::Vec;
 
-use super::arch::{ExpertInput, Gating, Swiglu};
-use super::block::{ForwardPass, SubLayerRows};
-use super::config::{AdjugatesConfig, ExpertsConfig};
-use super::forward::Stage;
-use super::rows::{FfnActivation, PackedColumns, columns};
-use super::scratch::{ExpertsScratch, StepScratch};
-use super::weights::{Dense, ExpertMatrices, Experts, FeedForward, Linear, SharedExpert, padded};
 use crate::kernels::act::Floats;
 use crate::kernels::elementwise::{Activation, activate, add_scaled, scale, sigmoid};
 use crate::kernels::matmul::{MatmulJob, products};
@@ -17,6 +13,13 @@ use crate::kernels::panel::Matrix;
 use crate::kernels::recurrent::{StateMemory, softplus};
 use crate::kernels::softmax::exps;
 use crate::math::sqrt;
+use crate::model::config::{AdjugatesConfig, ExpertsConfig};
+use crate::model::families::{ExpertInput, Gating, Swiglu};
+use crate::model::forward::Stage;
+use crate::model::residual::orders::{ForwardPass, SubLayerRows};
+use crate::model::rows::{FfnActivation, PackedColumns, columns};
+use crate::model::scratch::{ExpertsScratch, StepScratch};
+use crate::model::weights::{Dense, ExpertMatrices, Experts, FeedForward, Linear, SharedExpert, padded};
 
 /// Rows of the experts: input, of which a row has `stride` floats, input of the router, output (n, padded width).
 struct ExpertRows<'x> {
@@ -28,7 +31,7 @@ struct ExpertRows<'x> {
 
 impl ForwardPass<'_, '_> {
     /// `y = ffn(x)` of layer `i`. A channel mix reads and writes the states of the sequences.
-    pub(super) fn ffn(
+    pub(crate) fn ffn(
         &mut self,
         i: usize,
         SubLayerRows { x, y }: SubLayerRows<'_>,

@@ -2,13 +2,13 @@
 
 use crate::error::LoadError;
 use crate::kernels::elementwise::Activation;
-use crate::model::arch::Arch;
+use crate::model::families::Arch;
 use crate::model::keys::Keys;
 
 const KEY: &str = "hidden_activation";
 
 /// The activation that the file names, or the family's. `gelu` is the family's kind of GELU, if it has one.
-pub(super) fn activation(keys: &Keys<'_, '_>, arch: &Arch) -> Result<Activation, LoadError> {
+pub(crate) fn activation(keys: &Keys<'_, '_>, arch: &Arch) -> Result<Activation, LoadError> {
     Ok(match keys.str(KEY)? {
         None => arch.act,
         Some("silu" | "swish" | "swiglu") => Activation::Silu,

@@ -14,28 +14,28 @@
 //!
 //! r, w and C are computed in f64 and rounded. Models with `hyper_connection.low_rank` have other connections: `gated.rs`.
 
-pub(super) mod gated;
+pub(crate) mod gated;
 
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use self::gated::GatedWeights;
-use super::block::{ForwardPass, SubLayerRows};
-use super::config::MAX_WIDTH;
-use super::forward::Stage;
-use super::keys::Keys;
-use super::loader::LoadedTensors;
-use super::roles::{Need, Role, Scope, TensorRow, matrix, vector};
-use super::rows::{as_columns, columns};
-use super::scratch::Scratch;
-use super::weights::{Linear, Norm, linear, padded};
 use crate::error::LoadError;
 use crate::kernels::attention::KvMemory;
 use crate::kernels::elementwise::{add_scaled, scale};
 use crate::kernels::panel::Matrix;
 use crate::math::exp;
+use crate::model::config::MAX_WIDTH;
+use crate::model::forward::Stage;
+use crate::model::keys::Keys;
+use crate::model::loader::LoadedTensors;
+use crate::model::residual::hyper::gated::GatedWeights;
+use crate::model::residual::orders::{ForwardPass, SubLayerRows};
+use crate::model::roles::{Need, Role, Scope, TensorRow, matrix, vector};
+use crate::model::rows::{as_columns, columns};
+use crate::model::scratch::Scratch;
+use crate::model::weights::{Linear, Norm, linear, padded};
 
 /// Streams at most: beyond any known model.
 const MAX_STREAMS: usize = 16;
@@ -53,12 +53,12 @@ pub struct HyperConfig {
     /// Divisions of columns, if streams are mixed.
     sinkhorn: Option<usize>,
     /// Rank of the gates, if each element has one ([`gated`]).
-    pub(super) rank: Option<usize>,
+    pub(crate) rank: Option<usize>,
 }
 
 impl HyperConfig {
     /// Reads the configuration of a model that has hyper-connections.
-    pub(super) fn read(keys: &Keys<'_, '_>) -> Result<Option<HyperConfig>, LoadError> {
+    pub(crate) fn read(keys: &Keys<'_, '_>) -> Result<Option<HyperConfig>, LoadError> {
         let name = "hyper_connection.count";
         let Some(n) = keys.u32(name)? else { return Ok(None) };
         let n = keys.in_range(name, Some(n), 2..=MAX_STREAMS as u32)?;
@@ -104,7 +104,7 @@ fn scales(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
 }
 
 /// The tensors of a layer.
-pub(super) const TENSORS: &[TensorRow] = &[
+pub(crate) const TENSORS: &[TensorRow] = &[
     TensorRow::new("hc_attn_fn.weight", weights).need(Need::EachLayer),
     TensorRow::new("hc_attn_base.weight", base).need(Need::EachLayer),
     TensorRow::new("hc_attn_scale.weight", scales).need(Need::EachLayer),
@@ -114,7 +114,7 @@ pub(super) const TENSORS: &[TensorRow] = &[
 ];
 
 /// The tensors outside of layers.
-pub(super) const MODEL_TENSORS: &[TensorRow] = &[
+pub(crate) const MODEL_TENSORS: &[TensorRow] = &[
     TensorRow::new("output_hc_fn.weight", |c, _| matrix(config(c)?.n, config(c)?.n * c.n_embd)),
     TensorRow::new("output_hc_base.weight", |c, _| vector(config(c)?.n)),
     TensorRow::new("output_hc_scale.weight", |c, _| {
@@ -145,7 +145,7 @@ pub struct WeightedStreams {
 
 impl HyperWeights {
     /// Takes the tensors `NAME_fn`, `NAME_base` and `NAME_scale`, or those of gates, if they exist; streams have `d` elements.
-    pub(super) fn load(tensors: &mut LoadedTensors, name: &str, d: usize) -> Result<Option<HyperWeights>, LoadError> {
+    pub(crate) fn load(tensors: &mut LoadedTensors, name: &str, d: usize) -> Result<Option<HyperWeights>, LoadError> {
         if tensors.has(&format!("{name}_down.weight")) {
             return Ok(Some(HyperWeights::Gated(Box::new(GatedWeights::load(tensors, name, d)?))));
         }
@@ -160,7 +160,7 @@ impl HyperWeights {
     }
 
     /// Weights that the sub-layer's output is written with, and others of the same buffer.
-    pub(super) fn n_weights(&self) -> usize {
+    pub(crate) fn n_weights(&self) -> usize {
         match self {
             HyperWeights::Weighted(w) => w.linear.w.rows(),
             HyperWeights::Gated(w) => w.n_weights(),
@@ -168,7 +168,7 @@ impl HyperWeights {
     }
 
     /// All matrices.
-    pub(super) fn matrices(&self) -> Vec<&Matrix> {
+    pub(crate) fn matrices(&self) -> Vec<&Matrix> {
         match self {
             HyperWeights::Weighted(w) => vec![&w.linear.w],
             HyperWeights::Gated(w) => w.matrices().collect(),
@@ -184,16 +184,16 @@ impl WeightedStreams {
 }
 
 /// Buffers of the streams.
-pub(super) struct HyperScratch {
+pub(crate) struct HyperScratch {
     /// (rows, n, n_embd)
-    pub(super) streams: Vec<f32>,
+    pub(crate) streams: Vec<f32>,
     /// The same: their norm, and the next streams.
-    pub(super) next: Vec<f32>,
+    pub(crate) next: Vec<f32>,
     /// (rows, padded weights)
-    pub(super) weights: Vec<f32>,
+    pub(crate) weights: Vec<f32>,
     /// (rows, padded rank), (rows, padded n * n_embd): gates of elements.
-    pub(super) low: Vec<f32>,
-    pub(super) gates: Vec<f32>,
+    pub(crate) low: Vec<f32>,
+    pub(crate) gates: Vec<f32>,
 }
 
 fn logistic(x: f64) -> f64 {
@@ -225,7 +225,7 @@ fn sinkhorn(config: &HyperConfig, iterations: usize, c: &mut [f64]) {
 
 impl ForwardPass<'_, '_> {
     /// The streams before the first layer: the embeddings.
-    pub(super) fn begin_streams(&self, config: &HyperConfig, s: &mut Scratch) {
+    pub(crate) fn begin_streams(&self, config: &HyperConfig, s: &mut Scratch) {
         let (d, width) = (self.model.config.n_embd, config.n * self.model.config.n_embd);
         let (x, streams) = (&s.x, &mut s.hyper.streams[..self.n * width]);
         self.rows.each(streams, width, &|r, streams| {
@@ -234,7 +234,7 @@ impl ForwardPass<'_, '_> {
     }
 
     /// The residual stream after the last layer.
-    pub(super) fn end_streams(&self, config: &HyperConfig, s: &mut Scratch) {
+    pub(crate) fn end_streams(&self, config: &HyperConfig, s: &mut Scratch) {
         let (model, d, n) = (self.model, self.model.config.n_embd, self.n);
         if let Some(weights) = &model.weights.hyper_output {
             self.read_streams(config, weights, s);
@@ -250,7 +250,7 @@ impl ForwardPass<'_, '_> {
     }
 
     /// A block of a model with hyper-connections.
-    pub(super) fn hyper_block(
+    pub(crate) fn hyper_block(
         &mut self,
         i: usize,
         weights: &[HyperWeights; 2],

@@ -11,13 +11,13 @@
 
 use alloc::format;
 
-use super::{HyperConfig, HyperScratch, logistic};
 use crate::error::LoadError;
 use crate::kernels::act::Floats;
 use crate::kernels::elementwise::{Activation, activate, add_scaled, multiply, scale};
 use crate::kernels::panel::Matrix;
-use crate::model::block::ForwardPass;
 use crate::model::loader::LoadedTensors;
+use crate::model::residual::hyper::{HyperConfig, HyperScratch, logistic};
+use crate::model::residual::orders::ForwardPass;
 use crate::model::roles::{Need, Role, Scope, TensorRow, matrix, values, vector};
 use crate::model::scratch::Scratch;
 use crate::model::weights::{Linear, Norm, linear, missing, padded};
@@ -41,7 +41,7 @@ fn sizes(c: &Scope<'_>) -> Option<(usize, usize, usize)> {
 }
 
 /// Norms of all streams, in one dimension or two.
-pub(in crate::model) fn norms(c: &Scope<'_>, dims: &[u64; 4]) -> Option<Role> {
+pub(crate) fn norms(c: &Scope<'_>, dims: &[u64; 4]) -> Option<Role> {
     let (n, width, _) = sizes(c)?;
     if dims[0] == width as u64 { vector(width) } else { values(c.n_embd, n) }
 }
@@ -62,7 +62,7 @@ fn inject(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
 }
 
 /// The tensors of a layer.
-pub(in crate::model) const TENSORS: &[TensorRow] = &[
+pub(crate) const TENSORS: &[TensorRow] = &[
     TensorRow::new("hc_attn_norm.weight", norms).need(Need::EachLayer),
     TensorRow::new("hc_attn_down.weight", down).need(Need::EachLayer),
     TensorRow::new("hc_attn_up.weight", up).need(Need::EachLayer),
@@ -74,14 +74,14 @@ pub(in crate::model) const TENSORS: &[TensorRow] = &[
 ];
 
 /// The tensors outside of layers.
-pub(in crate::model) const MODEL_TENSORS: &[TensorRow] = &[
+pub(crate) const MODEL_TENSORS: &[TensorRow] = &[
     TensorRow::new("output_hc_norm.weight", norms).need(Need::Always),
     TensorRow::new("output_hc_down.weight", down).need(Need::Always),
     TensorRow::new("output_hc_up.weight", up).need(Need::Always),
 ];
 
 /// Takes a norm of all streams, each of `d` elements.
-pub(in crate::model) fn stream_norm(tensors: &mut LoadedTensors, name: &str, d: usize) -> Result<Norm, LoadError> {
+pub(crate) fn stream_norm(tensors: &mut LoadedTensors, name: &str, d: usize) -> Result<Norm, LoadError> {
     let name = format!("{name}.weight");
     let (weight, _) = tensors.vector(&name).ok_or_else(|| missing(&name))?;
     Ok(Norm { weight, bias: None, eps: None, width: d })
@@ -89,7 +89,7 @@ pub(in crate::model) fn stream_norm(tensors: &mut LoadedTensors, name: &str, d: 
 
 impl GatedWeights {
     /// Takes the tensors `NAME_norm`, `NAME_down`, `NAME_up` and `NAME_inject`, if there is the last.
-    pub(super) fn load(tensors: &mut LoadedTensors, name: &str, d: usize) -> Result<GatedWeights, LoadError> {
+    pub(crate) fn load(tensors: &mut LoadedTensors, name: &str, d: usize) -> Result<GatedWeights, LoadError> {
         let has_inject = tensors.has(&format!("{name}_inject.weight"));
         Ok(GatedWeights {
             norm: stream_norm(tensors, &format!("{name}_norm"), d)?,
@@ -99,18 +99,18 @@ impl GatedWeights {
         })
     }
 
-    pub(super) fn n_weights(&self) -> usize {
+    pub(crate) fn n_weights(&self) -> usize {
         self.inject.as_ref().map_or(0, |inject| inject.w.rows())
     }
 
-    pub(super) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+    pub(crate) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
         [&self.down, &self.up].into_iter().chain(&self.inject).map(|linear| &linear.w)
     }
 }
 
 impl ForwardPass<'_, '_> {
     /// Computes the gates of a sub-layer and reads its input.
-    pub(super) fn read_gated(&self, config: &HyperConfig, w: &GatedWeights, s: &mut Scratch) {
+    pub(crate) fn read_gated(&self, config: &HyperConfig, w: &GatedWeights, s: &mut Scratch) {
         let (d, n, rows, count) = (self.model.config.n_embd, self.n, self.rows, config.n);
         let (width, rank, part) = (count * d, w.up.w.k(), 1.0 / count as f32);
         let Scratch { x, step, hyper, .. } = s;
@@ -147,7 +147,7 @@ impl ForwardPass<'_, '_> {
     }
 
     /// Adds the output of a sub-layer to the streams.
-    pub(super) fn write_gated(&self, config: &HyperConfig, s: &mut Scratch) {
+    pub(crate) fn write_gated(&self, config: &HyperConfig, s: &mut Scratch) {
         let (d, n, rows, count) = (self.model.config.n_embd, self.n, self.rows, config.n);
         let (width, part) = (count * d, 1.0 / count as f32);
         let Scratch { y, hyper, .. } = s;

@@ -2,19 +2,19 @@
 
 use alloc::vec::Vec;
 
-use super::rows::{RowOps, packed_words};
-use super::scratch::Budget;
-use super::weights::{Linear, padded};
-use super::{Exec, Model};
 use crate::error::MemoryError;
+use crate::model::rows::{RowOps, packed_words};
+use crate::model::scratch::Budget;
+use crate::model::weights::{Linear, padded};
+use crate::model::{Exec, Model};
 
 /// Tensor names of the projections, in order.
-pub(super) const NAMES: [&str; 2] = ["dense_2", "dense_3"];
+pub(crate) const NAMES: [&str; 2] = ["dense_2", "dense_3"];
 
 /// Working memory of layers that are applied to pooled vectors one after the other; empty without layers.
 pub(crate) struct ProjectionScratch {
     /// (texts, k): input of a layer; after the last one, its output.
-    pub(super) x: Vec<f32>,
+    pub(crate) x: Vec<f32>,
     /// (texts, padded rows): output of a layer.
     y: Vec<f32>,
     words: Vec<u32>,
@@ -25,7 +25,7 @@ impl ProjectionScratch {
     ///
     /// # Errors
     /// [`MemoryError`] if the allocation fails, or would exceed `limit` bytes.
-    pub(super) fn new(layers: &[&Linear], max_texts: usize, limit: usize) -> Result<ProjectionScratch, MemoryError> {
+    pub(crate) fn new(layers: &[&Linear], max_texts: usize, limit: usize) -> Result<ProjectionScratch, MemoryError> {
         let mut budget = Budget::new(limit);
         let most = |of: fn((usize, usize)) -> usize| {
             layers.iter().map(|layer| of((layer.w.k(), layer.w.rows()))).max().unwrap_or(0)
@@ -40,14 +40,14 @@ impl ProjectionScratch {
     }
 
     /// Copies the first `width` values of each vector to the input.
-    pub(super) fn load(&mut self, vectors: &[&mut &mut [f32]], width: usize) {
+    pub(crate) fn load(&mut self, vectors: &[&mut &mut [f32]], width: usize) {
         for (x, v) in self.x.chunks_exact_mut(width).zip(vectors.iter()) {
             x.copy_from_slice(&v[..width]);
         }
     }
 
     /// Replaces the input, `n` rows, by the output of a layer.
-    pub(super) fn apply(&mut self, on: &RowOps<'_>, layer: &Linear, n: usize) {
+    pub(crate) fn apply(&mut self, on: &RowOps<'_>, layer: &Linear, n: usize) {
         let (k, rows) = (layer.w.k(), layer.w.rows());
         let y = &mut self.y[..n * padded(rows)];
         on.linear(layer, &self.x[..n * k], y, &mut self.words);

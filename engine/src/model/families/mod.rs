@@ -5,9 +5,9 @@
 //! attention and feed-forward, biases, head norms, the feed-forward's gate, experts, the output matrix. A layer with
 //! one norm for both sub-layers is a parallel block.
 
-mod families;
+mod table;
 
-pub use families::ARCHS;
+pub use table::ARCHS;
 
 use crate::kernels::elementwise::Activation;
 use crate::kernels::norm::NormKind;

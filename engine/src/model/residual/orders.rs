@@ -2,49 +2,49 @@
 
 use alloc::vec::Vec;
 
-use super::Model;
-use super::arch::{ExpertInput, OutputGate};
-use super::config::HeadConfig;
-use super::forward::{Stage, Trace};
-use super::mixers::indexer::IndexInput;
-use super::rows::{RowOps, columns};
-use super::scratch::{AttentionScratch, LayerEmbeddingScratch, Scratch, StepScratch};
-use super::weights::{AttentionWeights, FeedForward, LayerEmbedding, Mixer, Norm, padded};
 use crate::kernels::Cpu;
 use crate::kernels::act::Floats;
 use crate::kernels::attention::{self, Attention, DistanceBias, KvLayout, KvMemory, KvRows, Span};
 use crate::kernels::elementwise::{Activation, activate, add_scaled, clamp, gate_by_sigmoid, gated, multiply, scale};
 use crate::kernels::recurrent::{StateSpan, softplus};
 use crate::kernels::rope::{RopeStyle, Rotation, rope};
+use crate::model::Model;
+use crate::model::config::HeadConfig;
+use crate::model::families::{ExpertInput, OutputGate};
+use crate::model::forward::{Stage, Trace};
+use crate::model::mixers::indexer::IndexInput;
+use crate::model::rows::{RowOps, columns};
+use crate::model::scratch::{AttentionScratch, LayerEmbeddingScratch, Scratch, StepScratch};
+use crate::model::weights::{AttentionWeights, FeedForward, LayerEmbedding, Mixer, Norm, padded};
 
 /// Rows of a sub-layer: input (rows, n_embd), output (rows, padded n_embd).
-pub(super) struct SubLayerRows<'x> {
-    pub(super) x: &'x [f32],
-    pub(super) y: &'x mut [f32],
+pub(crate) struct SubLayerRows<'x> {
+    pub(crate) x: &'x [f32],
+    pub(crate) y: &'x mut [f32],
 }
 
 /// Rows of a residual sum: the residual stream, the output of the sub-layer, and memory for its norm.
-pub(super) struct ResidualRows<'x> {
-    pub(super) x: &'x mut [f32],
-    pub(super) y: &'x [f32],
-    pub(super) h: &'x mut [f32],
+pub(crate) struct ResidualRows<'x> {
+    pub(crate) x: &'x mut [f32],
+    pub(crate) y: &'x [f32],
+    pub(crate) h: &'x mut [f32],
 }
 
 /// The forward pass of one batch: everything that its layers share.
-pub(super) struct ForwardPass<'a, 't> {
-    pub(super) model: &'a Model,
-    pub(super) rows: RowOps<'a>,
-    pub(super) kv: &'a KvLayout,
-    pub(super) spans: &'a [Span<'a>],
+pub(crate) struct ForwardPass<'a, 't> {
+    pub(crate) model: &'a Model,
+    pub(crate) rows: RowOps<'a>,
+    pub(crate) kv: &'a KvLayout,
+    pub(crate) spans: &'a [Span<'a>],
     /// The rows of each sequence and its recurrent state; empty for a model without recurrent layers.
-    pub(super) states: &'a [StateSpan],
+    pub(crate) states: &'a [StateSpan],
     /// Rows of the batch.
-    pub(super) n: usize,
-    pub(super) trace: Option<Trace<'t>>,
+    pub(crate) n: usize,
+    pub(crate) trace: Option<Trace<'t>>,
 }
 
 impl ForwardPass<'_, '_> {
-    pub(super) fn trace_stage(&mut self, stage: Stage, layer: Option<usize>, rows: &mut dyn Iterator<Item = &[f32]>) {
+    pub(crate) fn trace_stage(&mut self, stage: Stage, layer: Option<usize>, rows: &mut dyn Iterator<Item = &[f32]>) {
         if let Some(trace) = &mut self.trace {
             trace(stage, layer, rows);
         }
@@ -55,7 +55,7 @@ impl ForwardPass<'_, '_> {
     /// ```text
     /// x = x + post_norm(attention(norm(x)));  x = x + post_norm(ffn(norm(x)))
     /// ```
-    pub(super) fn serial_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
+    pub(crate) fn serial_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
         let Scratch { x, h, y, step, attention, experts, embeddings, skips, .. } = s;
         let (layer, d, n) = (self.model.layer(i), self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
@@ -91,7 +91,7 @@ impl ForwardPass<'_, '_> {
     }
 
     /// `y = proj(act(gate x) * embedding)` of layer `i`.
-    pub(super) fn layer_embedding(
+    pub(crate) fn layer_embedding(
         &self,
         i: usize,
         layer: &LayerEmbedding,
@@ -116,7 +116,7 @@ impl ForwardPass<'_, '_> {
     /// ```text
     /// x = (x + attention(norm(x))) + ffn(ffn_norm(x) or norm(x))
     /// ```
-    pub(super) fn parallel_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
+    pub(crate) fn parallel_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
         let Scratch { x, h, y, step, attention, experts, .. } = s;
         let (layer, d, n) = (self.model.layer(i), self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
@@ -138,7 +138,7 @@ impl ForwardPass<'_, '_> {
     /// ```text
     /// x = attn_norm(x + attention(x));  x = ffn_norm(x + ffn(x))
     /// ```
-    pub(super) fn post_norm_block(&mut self, i: usize, norms: &[Norm; 2], memory: &mut KvMemory, s: &mut Scratch) {
+    pub(crate) fn post_norm_block(&mut self, i: usize, norms: &[Norm; 2], memory: &mut KvMemory, s: &mut Scratch) {
         let Scratch { x, y, step, attention, experts, .. } = s;
         let (d, n) = (self.model.config.n_embd, self.n);
         let (x, y) = (&mut x[..n * d], &mut y[..n * padded(d)]);
@@ -163,7 +163,7 @@ impl ForwardPass<'_, '_> {
     /// ```text
     /// h = norm(x);  x = h * residual_scale + attention(h);  h = norm(x);  x = h * residual_scale + ffn(h)
     /// ```
-    pub(super) fn normed_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
+    pub(crate) fn normed_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
         let Scratch { x, h, y, step, attention, experts, .. } = s;
         let (layer, d, n) = (self.model.layer(i), self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
@@ -188,7 +188,7 @@ impl ForwardPass<'_, '_> {
     }
 
     /// `x = x + post_norm(y) * residual_scale`; `h` is overwritten if there is a norm.
-    pub(super) fn add(&mut self, i: usize, norm: Option<&Norm>, stage: Stage, rows: ResidualRows<'_>) {
+    pub(crate) fn add(&mut self, i: usize, norm: Option<&Norm>, stage: Stage, rows: ResidualRows<'_>) {
         let ResidualRows { x, y, h } = rows;
         let (d, scale) = (self.model.config.n_embd, self.model.config.residual_scale);
         let Some(norm) = norm else { return self.rows.add(x, d, y, padded(d), scale) };
@@ -198,7 +198,7 @@ impl ForwardPass<'_, '_> {
     }
 
     /// `y = mixer(x)` of layer `i`. Writes keys, values and recurrent states to `memory`.
-    pub(super) fn mixer(
+    pub(crate) fn mixer(
         &mut self,
         i: usize,
         SubLayerRows { x, y }: SubLayerRows<'_>,
@@ -361,7 +361,7 @@ impl ForwardPass<'_, '_> {
 }
 
 /// Multiplies heads of `dim` elements by gates, one per element or one per head.
-pub(super) fn gate_heads(cpu: Cpu, heads: &mut [f32], gates: &[f32], dim: usize) {
+pub(crate) fn gate_heads(cpu: Cpu, heads: &mut [f32], gates: &[f32], dim: usize) {
     if gates.len() == heads.len() {
         return multiply(cpu, heads, gates);
     }
@@ -369,7 +369,7 @@ pub(super) fn gate_heads(cpu: Cpu, heads: &mut [f32], gates: &[f32], dim: usize)
 }
 
 /// The factors of outputs from the gates.
-pub(super) fn activate_gates(cpu: Cpu, act: OutputGate, gates: &mut [f32]) {
+pub(crate) fn activate_gates(cpu: Cpu, act: OutputGate, gates: &mut [f32]) {
     match act {
         OutputGate::Sigmoid => activate(cpu, Activation::Sigmoid, gates),
         OutputGate::Softplus => gates.iter_mut().for_each(|x| *x = softplus(*x)),

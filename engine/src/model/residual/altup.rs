@@ -13,27 +13,27 @@
 
 use alloc::vec::Vec;
 
-use super::block::{ForwardPass, ResidualRows, SubLayerRows};
-use super::forward::Stage;
-use super::rows::{as_columns, columns};
-use super::scratch::{Scratch, StepScratch};
-use super::weights::{AltUp, AltUpProjections, Laurel, padded};
 use crate::kernels::Cpu;
 use crate::kernels::act::Floats;
 use crate::kernels::attention::KvMemory;
 use crate::kernels::elementwise::{add_scaled, multiply, scale, soft_cap};
 use crate::kernels::norm::mean_square;
 use crate::math::sqrt;
+use crate::model::forward::Stage;
+use crate::model::residual::orders::{ForwardPass, ResidualRows, SubLayerRows};
+use crate::model::rows::{as_columns, columns};
+use crate::model::scratch::{Scratch, StepScratch};
+use crate::model::weights::{AltUp, AltUpProjections, Laurel, padded};
 
 /// Buffers of the streams.
-pub(super) struct AltUpScratch {
+pub(crate) struct AltUpScratch {
     /// (rows, streams, n_embd)
-    pub(super) streams: Vec<f32>,
-    pub(super) predictions: Vec<f32>,
+    pub(crate) streams: Vec<f32>,
+    pub(crate) predictions: Vec<f32>,
     /// (rows, padded streams)
-    pub(super) router: Vec<f32>,
+    pub(crate) router: Vec<f32>,
     /// (rows, padded n_embd): output of Laurel; projections of a stream.
-    pub(super) laurel: Vec<f32>,
+    pub(crate) laurel: Vec<f32>,
 }
 
 /// Least mean square of a projected stream.
@@ -48,7 +48,7 @@ fn match_magnitude(cpu: Cpu, x: &[f32], y: &mut [f32]) {
 
 impl ForwardPass<'_, '_> {
     /// The streams before the first layer: the residual stream, and projections of it of the same magnitude.
-    pub(super) fn split_streams(&self, of: &AltUpProjections, s: &mut Scratch) {
+    pub(crate) fn split_streams(&self, of: &AltUpProjections, s: &mut Scratch) {
         let (d, n, rows) = (self.model.config.n_embd, self.n, self.rows);
         let Scratch { x, step, altup, .. } = s;
         let (x, width) = (&x[..n * d], self.model.config.n_altup * d);
@@ -67,7 +67,7 @@ impl ForwardPass<'_, '_> {
 
     /// The residual stream after the last layer: the mean of the first stream and projections of the others, of its
     /// magnitude.
-    pub(super) fn merge_streams(&self, of: &AltUpProjections, s: &mut Scratch) {
+    pub(crate) fn merge_streams(&self, of: &AltUpProjections, s: &mut Scratch) {
         let (d, n, rows) = (self.model.config.n_embd, self.n, self.rows);
         let Scratch { x, h, step, altup, .. } = s;
         let (x, h, count) = (&mut x[..n * d], &mut h[..n * d], self.model.config.n_altup);
@@ -85,7 +85,7 @@ impl ForwardPass<'_, '_> {
     }
 
     /// A block of a model with several residual streams.
-    pub(super) fn altup_block(&mut self, i: usize, altup: &AltUp, memory: &mut KvMemory, s: &mut Scratch) {
+    pub(crate) fn altup_block(&mut self, i: usize, altup: &AltUp, memory: &mut KvMemory, s: &mut Scratch) {
         self.predict(altup, s);
         let Scratch { x, h, y, step, attention, experts, embeddings, altup: buffers, .. } = s;
         let (model, d, n, rows) = (self.model, self.model.config.n_embd, self.n, self.rows);

@@ -3,11 +3,11 @@
 use alloc::vec::Vec;
 use core::f64::consts::PI;
 
-use super::arch::{Arch, YarnLog};
-use super::config::MAX_CONTEXT;
-use super::keys::Keys;
 use crate::error::LoadError;
 use crate::math::{ln, pow, sin_cos};
+use crate::model::config::MAX_CONTEXT;
+use crate::model::families::{Arch, YarnLog};
+use crate::model::keys::Keys;
 
 /// RoPE scaling: how frequencies are changed for contexts longer than the original training context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl Scaling {
     ///
     /// # Errors
     /// [`LoadError::Unsupported`] for an unknown kind, [`LoadError::Metadata`] for a value out of range.
-    pub(super) fn read(keys: &Keys<'_, '_>, n_ctx_train: usize, arch: &Arch) -> Result<Scaling, LoadError> {
+    pub(crate) fn read(keys: &Keys<'_, '_>, n_ctx_train: usize, arch: &Arch) -> Result<Scaling, LoadError> {
         let factor = keys.optional("rope.scaling.factor")?.or(keys.optional("rope.scale_linear")?);
         let kind = match keys.str("rope.scaling.type")? {
             // older files have a factor without a type: linear
@@ -133,7 +133,7 @@ pub struct RopeConfig {
 
 /// RoPE frequencies of the pairs, in radians per position.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Rotary {
+pub(crate) struct Rotary {
     freqs: Vec<f64>,
     /// Factor on cosines and sines.
     magnitude: f32,
@@ -141,7 +141,7 @@ pub struct Rotary {
 
 impl Rotary {
     /// Frequencies of a variant; `divisors`, at least one per pair, come from the file.
-    pub fn new(rope: &RopeConfig, divisors: Option<&[f32]>) -> Rotary {
+    pub(crate) fn new(rope: &RopeConfig, divisors: Option<&[f32]>) -> Rotary {
         let (n, base) = (rope.n_rot as f64, f64::from(rope.base));
         let mut freqs: Vec<f64> = (0..rope.n_rot / 2).map(|i| pow(base, -2.0 * i as f64 / n)).collect();
         rope.unrotated.iter().for_each(|i| freqs[*i] = 0.0);
@@ -173,12 +173,12 @@ impl Rotary {
     }
 
     /// Number of pairs.
-    pub(super) fn pairs(&self) -> usize {
+    pub(crate) fn pairs(&self) -> usize {
         self.freqs.len()
     }
 
     /// Writes cosine and sine of each pair (n_rot / 2) at a position.
-    pub fn at(&self, pos: usize, cos: &mut [f32], sin: &mut [f32]) {
+    pub(crate) fn at(&self, pos: usize, cos: &mut [f32], sin: &mut [f32]) {
         for ((f, cos), sin) in self.freqs.iter().zip(cos).zip(sin) {
             let (s, c) = sin_cos(pos as f64 * f);
             (*cos, *sin) = (c as f32 * self.magnitude, s as f32 * self.magnitude);

@@ -10,16 +10,16 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::arch::HeadKind;
-use super::config::Config;
-use super::loader::LoadedTensors;
-use super::projection::ProjectionScratch;
-use super::roles::tensor_error;
-use super::weights::{Linear, Norm, linear, norm};
-use super::{Exec, Model};
 use crate::error::{LoadError, MemoryError};
 use crate::kernels::elementwise::{Activation, activate, soft_cap};
 use crate::math;
+use crate::model::config::Config;
+use crate::model::families::HeadKind;
+use crate::model::heads::projection::ProjectionScratch;
+use crate::model::loader::LoadedTensors;
+use crate::model::roles::tensor_error;
+use crate::model::weights::{Linear, Norm, linear, norm};
+use crate::model::{Exec, Model};
 
 /// A classification head.
 pub struct Classifier {
@@ -36,7 +36,7 @@ impl Classifier {
     ///
     /// # Errors
     /// [`LoadError`] of a tensor whose shape does not fit the one before.
-    pub(super) fn load(tensors: &mut LoadedTensors, c: &Config) -> Result<Option<Classifier>, LoadError> {
+    pub(crate) fn load(tensors: &mut LoadedTensors, c: &Config) -> Result<Option<Classifier>, LoadError> {
         let mut width = c.n_embd;
         let mut layer = |tensors: &mut LoadedTensors, name: &str, weight: &str| {
             if !tensors.has(weight) {
@@ -67,7 +67,7 @@ impl Classifier {
     }
 
     /// The layers, in order.
-    pub(super) fn linears(&self) -> impl Iterator<Item = &Linear> {
+    pub(crate) fn linears(&self) -> impl Iterator<Item = &Linear> {
         self.dense.iter().chain(&self.output)
     }
 }

@@ -1,0 +1,3 @@
+//! Embeddings beside those of the tokens.
+
+pub(crate) mod ngrams;
