@@ -217,7 +217,7 @@ impl Model {
     }
 
     pub(crate) fn rows<'a>(&self, Exec { cpu, pool }: Exec<'a>) -> RowOps<'a> {
-        RowOps { cpu, pool, kind: self.config.norm, eps: self.config.norm_eps }
+        RowOps { cpu, pool, kind: self.config.norm.kind, eps: self.config.norm.eps }
     }
 
     /// Runs the batch through all layers; the residual stream is in `s.x`.
@@ -244,13 +244,13 @@ impl Model {
         if let Some(embeddings) = &self.weights.layer_embeddings {
             self.embed_layers(&pass.rows, embeddings, runs, s);
         }
-        if self.config.arch.embedding_skips {
+        if self.config.embedding.skips {
             s.skips[..n * d].copy_from_slice(&s.x[..n * d]);
         }
         if let Some(altup) = &self.weights.altup {
             pass.split_streams(altup, s);
         }
-        if let Some(hyper) = &self.config.hyper {
+        if let Some(hyper) = &self.config.residual.hyper {
             pass.begin_streams(hyper, s);
         }
         if let Some(low) = &self.weights.low_state {
@@ -287,11 +287,11 @@ impl Model {
         if let Some(altup) = &self.weights.altup {
             pass.merge_streams(altup, s);
         }
-        if let Some(hyper) = &self.config.hyper {
+        if let Some(hyper) = &self.config.residual.hyper {
             pass.end_streams(hyper, s);
         }
         if let Some(score) = &self.weights.residual_score {
-            let [_, kept] = self.config.kept_residuals(self.config.n_layer() - 1);
+            let [_, kept] = self.config.residual.kept(self.config.n_layer() - 1);
             pass.rows.mix_residuals(score, &s.x[..n * d], &s.residuals[..kept * n * d], &mut s.h[..n * d]);
             s.x[..n * d].copy_from_slice(&s.h[..n * d]);
         }
@@ -300,7 +300,7 @@ impl Model {
     /// Assigns each row of the batch its slot in a KV page, and computes cosines and sines of its position for each
     /// RoPE variant of the model.
     fn assign_slots<'r>(&self, runs: &[Run<'r>], s: &mut AttentionScratch) -> Vec<Span<'r>> {
-        let pairs = self.config.rope_pairs();
+        let pairs = self.config.attention.rope_pairs();
         s.slots.clear();
         for run in runs {
             for pos in run.pos..run.pos + run.tokens.len() {
@@ -308,7 +308,7 @@ impl Model {
                     let at = (s.slots.len() * s.rotary.len() + i) * pairs;
                     rotary.at(pos, &mut s.cos[at..at + pairs], &mut s.sin[at..at + pairs]);
                 }
-                if let Some(t) = &self.config.temperature {
+                if let Some(t) = &self.config.attention.temperature {
                     let steps = (pos + t.offset) / t.length;
                     s.temperatures[s.slots.len()] = (1.0 + f64::from(t.scale) * ln((steps + 1) as f64)) as f32;
                 }
@@ -324,8 +324,8 @@ impl Model {
         let tokens = runs.iter().flat_map(|r| r.tokens.iter().enumerate().map(|(i, token)| (*token, r.pos + i)));
         for ((token, pos), x) in tokens.zip(s.x.chunks_exact_mut(d)) {
             self.weights.embedding.row(token as usize, x);
-            if self.config.embedding_scale != 1.0 {
-                scale(cpu, x, self.config.embedding_scale);
+            if self.config.embedding.scale != 1.0 {
+                scale(cpu, x, self.config.embedding.scale);
             }
             let kind = self.weights.token_types.as_ref().map(|types| (types, 0));
             let position = self.weights.positions.as_ref().map(|positions| (positions, pos));
@@ -338,7 +338,7 @@ impl Model {
 
     /// The embeddings of the layers, from the tokens and their embeddings.
     fn embed_layers(&self, on: &RowOps<'_>, of: &LayerEmbeddings, runs: &[Run<'_>], s: &mut Scratch) {
-        let (d, width, cpu) = (self.config.n_embd, self.config.n_embd_layer, on.cpu);
+        let (d, width, cpu) = (self.config.n_embd, self.config.embedding.per_layer, on.cpu);
         let n = runs.iter().map(|run| run.tokens.len()).sum::<usize>();
         let Scratch { x, embeddings, step, .. } = s;
         let LayerEmbeddingScratch { embeddings, stride, row } = embeddings;
@@ -390,12 +390,12 @@ impl Model {
             trace_stage(Stage::FinalNorm, &mut columns(hidden, d, 0, d));
             let output = w.output.as_ref().unwrap_or(&w.embedding);
             on.matrix(output, w.output_bias.as_deref(), as_columns(hidden, output), logits, &mut s.step.words);
-            if c.logit_scale != 1.0 || c.logit_soft_cap.is_some() {
+            if c.output.scale != 1.0 || c.output.soft_cap.is_some() {
                 on.each(logits, stride, &|_, row| {
-                    if c.logit_scale != 1.0 {
-                        scale(exec.cpu, row, c.logit_scale);
+                    if c.output.scale != 1.0 {
+                        scale(exec.cpu, row, c.output.scale);
                     }
-                    if let Some(cap) = c.logit_soft_cap {
+                    if let Some(cap) = c.output.soft_cap {
                         soft_cap(exec.cpu, row, cap);
                     }
                 });

@@ -9,13 +9,45 @@ use core::ops::RangeInclusive;
 use crate::error::LoadError;
 use crate::gguf::{Gguf, Value, ValueType};
 
+/// Maximal number of layers: beyond any known model, and cheap to hold.
+pub(crate) const MAX_LAYERS: u32 = 4096;
+/// Maximal width of a vector: keeps every product of two widths below 2^48.
+pub(crate) const MAX_WIDTH: u32 = 1 << 24;
+/// Maximal context: f64 RoPE angles stay exact to 1e-12 well beyond.
+pub(crate) const MAX_CONTEXT: u32 = 1 << 28;
+
 /// Reads keys `ARCH.name`.
 pub(crate) struct Keys<'g, 'a> {
-    pub(crate) gguf: &'g Gguf<'a>,
-    pub(crate) arch: &'static str,
+    gguf: &'g Gguf<'a>,
+    arch: &'static str,
+    /// Values that the family has in place of the file's.
+    own: Vec<(&'static str, Value<'static>)>,
 }
 
-impl Keys<'_, '_> {
+impl<'g, 'a> Keys<'g, 'a> {
+    pub(crate) fn new(gguf: &'g Gguf<'a>, arch: &'static str) -> Keys<'g, 'a> {
+        Keys { gguf, arch, own: Vec::new() }
+    }
+
+    /// The keys with another prefix.
+    pub(crate) fn with_prefix(&self, arch: &'static str) -> Keys<'g, 'a> {
+        Keys::new(self.gguf, arch)
+    }
+
+    /// Replaces the value of the file.
+    pub(crate) fn set_u32(&mut self, name: &'static str, value: u32) {
+        self.own.push((name, Value::U32(value)));
+    }
+
+    /// The same for a float.
+    pub(crate) fn set_f32(&mut self, name: &'static str, value: f32) {
+        self.own.push((name, Value::F32(value)));
+    }
+
+    fn own(&self, name: &str) -> Option<&Value<'static>> {
+        self.own.iter().rev().find(|(own, _)| *own == name).map(|(_, value)| value)
+    }
+
     fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.arch)
     }
@@ -34,6 +66,9 @@ impl Keys<'_, '_> {
 
     /// An integer, or an array with the same integer for each of the `block_count` layers.
     pub(crate) fn u32(&self, name: &str) -> Result<Option<u32>, LoadError> {
+        if let Some(Value::U32(own)) = self.own(name) {
+            return Ok(Some(*own));
+        }
         let key = self.key(name);
         let Some(Value::Array(_)) = self.gguf.get(&key) else { return self.gguf.u32(&key) };
         let layers = self.gguf.u32_array(&key)?.unwrap_or_default();
@@ -58,6 +93,9 @@ impl Keys<'_, '_> {
 
     /// An integer for each of `n` layers, from an array or the same for all.
     pub(crate) fn per_layer_u32(&self, name: &str, n: usize) -> Result<Option<Vec<u32>>, LoadError> {
+        if let Some(Value::U32(own)) = self.own(name) {
+            return Ok(Some(alloc::vec![*own; n]));
+        }
         let key = self.key(name);
         let Some(Value::Array(_)) = self.gguf.get(&key) else {
             return Ok(self.gguf.u32(&key)?.map(|v| alloc::vec![v; n]));
@@ -71,6 +109,9 @@ impl Keys<'_, '_> {
     }
 
     pub(crate) fn f32(&self, name: &str) -> Result<Option<f32>, LoadError> {
+        if let Some(Value::F32(own)) = self.own(name) {
+            return Ok(Some(*own));
+        }
         match self.gguf.f32(&self.key(name))? {
             Some(v) if !v.is_finite() => Err(self.wrong(name, v, "a finite number")),
             v => Ok(v),
@@ -82,11 +123,11 @@ impl Keys<'_, '_> {
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.gguf.get(&self.key(name)).is_some()
+        self.own(name).is_some() || self.gguf.get(&self.key(name)).is_some()
     }
 
     pub(crate) fn is_array(&self, name: &str) -> bool {
-        matches!(self.gguf.get(&self.key(name)), Some(Value::Array(_)))
+        self.own(name).is_none() && matches!(self.gguf.get(&self.key(name)), Some(Value::Array(_)))
     }
 
     /// A number for each of `n` layers, from an array or the same for all; 0 if the key is missing.

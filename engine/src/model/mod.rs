@@ -4,6 +4,7 @@ pub mod config;
 pub(crate) mod embeddings;
 pub mod evaluate;
 pub mod families;
+pub mod family;
 pub(crate) mod ffn;
 pub mod forward;
 pub mod heads;

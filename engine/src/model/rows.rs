@@ -11,7 +11,7 @@ use crate::kernels::matmul::{Columns, MatmulJob, products};
 use crate::kernels::norm::{NormKind, NormWeights, norm, norm_in_place};
 use crate::kernels::panel::Matrix;
 use crate::kernels::{Cpu, tasks};
-use crate::model::families::Swiglu;
+use crate::model::family::Swiglu;
 use crate::model::weights::{Linear, LinearGroup, Norm, padded};
 use crate::pool::Pool;
 

@@ -8,8 +8,9 @@ use crate::error::MemoryError;
 use crate::kernels::attention::{AttendScratch, Attention, KvLayout, KvType, SelectionScratch, Slot};
 use crate::kernels::panel::Matrix;
 use crate::model::Model;
-use crate::model::config::{Config, LayerConfig, MixerKind, RecurrentConfig};
-use crate::model::families::ExpertInput;
+use crate::model::config::{Config, MixerKind, RecurrentConfig};
+use crate::model::family::ExpertInput;
+use crate::model::mixers::attention::LayerAttention;
 use crate::model::mixers::attention::rotary::Rotary;
 use crate::model::residual::altup::AltUpScratch;
 use crate::model::residual::hyper::HyperScratch;
@@ -96,17 +97,17 @@ pub(crate) struct AttentionScratch {
 impl AttentionScratch {
     /// Cosines and sines of row `r` in layer `i`; empty without RoPE.
     pub(crate) fn turns(&self, c: &Config, i: usize, r: usize) -> (&[f32], &[f32]) {
-        let Some(rope) = c.layers[i].rope else { return Default::default() };
-        let at = (r * c.ropes.len() + rope) * c.rope_pairs();
-        let end = at + c.ropes[rope].n_rot / 2;
+        let Some(rope) = c.layers[i].attention.rope else { return Default::default() };
+        let at = (r * c.attention.ropes.len() + rope) * c.attention.rope_pairs();
+        let end = at + c.attention.ropes[rope].n_rot / 2;
         (&self.cos[at..end], &self.sin[at..end])
     }
 
     /// Factor on the queries of row `r` in layer `i`.
     pub(crate) fn query_scale(&self, c: &Config, i: usize, r: usize) -> f32 {
-        let LayerConfig { attn_scale, rope, .. } = c.layers[i];
-        let temperature = c.temperature.as_ref().filter(|t| t.with_rope || rope.is_none());
-        temperature.map_or(attn_scale, |_| attn_scale * self.temperatures[r])
+        let LayerAttention { scale, rope, .. } = c.layers[i].attention;
+        let temperature = c.attention.temperature.as_ref().filter(|t| t.with_rope || rope.is_none());
+        temperature.map_or(scale, |_| scale * self.temperatures[r])
     }
 }
 
@@ -223,7 +224,7 @@ impl Model {
 
     /// The training context before RoPE scaling, in tokens.
     pub(crate) fn original_context(&self) -> usize {
-        let stretched = self.config.ropes.iter().find_map(|r| r.scaling);
+        let stretched = self.config.attention.ropes.iter().find_map(|r| r.scaling);
         stretched.map_or(self.config.n_ctx_train, |s| s.original_context)
     }
 
@@ -244,9 +245,9 @@ impl Model {
         let parts_len = parts.max().unwrap_or(0);
         let attention = AttentionScratch {
             rotary: self.rotary(n_ctx),
-            cos: budget.zeros(&[n, c.ropes.len(), c.rope_pairs()]),
-            sin: budget.zeros(&[n, c.ropes.len(), c.rope_pairs()]),
-            temperatures: budget.zeros(&[if c.temperature.is_some() { n } else { 0 }]),
+            cos: budget.zeros(&[n, c.attention.ropes.len(), c.attention.rope_pairs()]),
+            sin: budget.zeros(&[n, c.attention.ropes.len(), c.attention.rope_pairs()]),
+            temperatures: budget.zeros(&[if c.attention.temperature.is_some() { n } else { 0 }]),
             slots: budget.zeros(&[n]),
             threads: (0..pool.threads()).map(|_| AttendScratch::new(layout.layers())).collect(),
             parts: budget.zeros(&[parts_len]),
@@ -259,7 +260,7 @@ impl Model {
             x: budget.zeros(&[n, d]),
             h: budget.zeros(&[n, d]),
             y: budget.zeros(&[n, padded(d)]),
-            residuals: budget.zeros(&[c.kept_residuals(c.n_layer() - 1)[1], n, d]),
+            residuals: budget.zeros(&[c.residual.kept(c.n_layer() - 1)[1], n, d]),
             joined: budget.zeros(&[if c.is_mtp_head { n } else { 0 }, 2 * d]),
             step: StepScratch {
                 wide: budget.zeros(&[n, widths.wide]),
@@ -273,9 +274,9 @@ impl Model {
                 let rows = if self.weights.low_state.is_some() { n } else { 0 };
                 PassScratch { low: budget.zeros(&[rows, d]), high: budget.zeros(&[rows, d]) }
             },
-            skips: budget.zeros(&[if c.arch.embedding_skips { n } else { 0 }, d]),
+            skips: budget.zeros(&[if c.embedding.skips { n } else { 0 }, d]),
             altup: {
-                let (rows, streams) = (if c.n_altup > 0 { n } else { 0 }, c.n_altup);
+                let (rows, streams) = (if c.residual.n_altup > 0 { n } else { 0 }, c.residual.n_altup);
                 AltUpScratch {
                     streams: budget.zeros(&[rows, streams, d]),
                     predictions: budget.zeros(&[rows, streams, d]),
@@ -284,8 +285,8 @@ impl Model {
                 }
             },
             hyper: {
-                let (rows, streams) = c.hyper.map_or((0, 0), |hyper| (n, hyper.n));
-                let (gated, rank) = c.hyper.and_then(|hyper| hyper.rank).map_or((0, 0), |rank| (n, rank));
+                let (rows, streams) = c.residual.hyper.map_or((0, 0), |hyper| (n, hyper.n));
+                let (gated, rank) = c.residual.hyper.and_then(|hyper| hyper.rank).map_or((0, 0), |rank| (n, rank));
                 HyperScratch {
                     streams: budget.zeros(&[rows, streams, d]),
                     next: budget.zeros(&[rows, streams, d]),
@@ -295,7 +296,7 @@ impl Model {
                 }
             },
             embeddings: {
-                let width = c.n_embd_layer.saturating_mul(c.n_blocks());
+                let width = c.embedding.per_layer.saturating_mul(c.n_blocks());
                 let (stride, embeddings) = (padded(width), budget.zeros(&[n, padded(width)]));
                 LayerEmbeddingScratch { embeddings, stride, row: budget.zeros(&[width]) }
             },
@@ -309,7 +310,7 @@ impl Model {
 
     /// Whether something after attention reads the input of the layer.
     pub(crate) fn reads_layer_input(&self) -> bool {
-        (self.config.arch.expert_input != ExpertInput::Same && self.config.experts.is_some())
+        (self.config.ffn.experts.is_some_and(|experts| experts.input != ExpertInput::Same))
             || self.weights.layers.iter().any(|layer| layer.second_norm.is_some())
     }
 
@@ -336,7 +337,7 @@ impl Model {
     }
 
     fn selection_scratch(&self, n: usize, n_ctx: usize, budget: &mut Budget) -> SelectionScratch {
-        let (n, lists) = match (&self.config.indexer, &self.config.compressed) {
+        let (n, lists) = match (&self.config.attention.indexer, &self.config.attention.compressed) {
             (Some(indexer), _) => (n, indexer.lists()),
             (None, Some(_)) => (n, 1),
             (None, None) => (0, 1),
@@ -348,8 +349,8 @@ impl Model {
 
     fn experts_scratch(&self, n: usize, budget: &mut Budget) -> ExpertsScratch {
         let d = self.config.n_embd;
-        let (experts, used, width) = self.config.experts.map_or((0, 0, 0), |e| (e.n, e.n_used, e.width));
-        let (groups, used_groups) = self.config.experts.and_then(|e| e.groups).unwrap_or_default();
+        let (experts, used, width) = self.config.ffn.experts.map_or((0, 0, 0), |e| (e.n, e.n_used, e.width));
+        let (groups, used_groups) = self.config.ffn.experts.and_then(|e| e.groups).unwrap_or_default();
         ExpertsScratch {
             tokens: budget.zeros(&[n]),
             layer_input: budget.zeros(&[if self.reads_layer_input() { n } else { 0 }, d]),
@@ -379,7 +380,7 @@ impl Model {
         };
         let divisors = divisors.map(Vec::as_slice);
         let c = &self.config;
-        c.ropes.iter().map(|rope| Rotary::new(rope, divisors)).collect()
+        c.attention.ropes.iter().map(|rope| Rotary::new(rope, divisors)).collect()
     }
 
     fn widths(&self) -> Widths {
@@ -395,8 +396,8 @@ impl Model {
             step(1, (0, input.proj.w.k()), 1);
         }
         for (layer, config) in c.layers.iter().map(|config| (&self.weights.layers[config.block], config)) {
-            let out = config.heads.out_width();
-            let gates = if c.arch.gated_queries { out } else { 0 };
+            let out = config.attention.heads.out_width();
+            let gates = if c.attention.gated_queries { out } else { 0 };
             let mut attention = |a: &AttentionWeights| {
                 step(forms(a.qkv.matrices()), (a.qkv.stride.saturating_add(out).saturating_add(gates), out), 1);
             };
@@ -428,7 +429,7 @@ impl Model {
                 step(2, ngrams.widths(), 1);
             }
             if layer.embedding.is_some() {
-                let width = c.n_embd_layer;
+                let width = c.embedding.per_layer;
                 step(1, (padded(width), width), 1);
             }
             if let ResidualOrder::AltUp(altup) = &layer.order {
@@ -444,7 +445,7 @@ impl Model {
                     if let Some(s) = &e.shared {
                         dense(&s.ffn);
                     }
-                    if let Some(x) = &c.experts {
+                    if let Some(x) = &c.ffn.experts {
                         for m in [&e.matrices].into_iter().chain(&e.adjugates) {
                             let (n_ff, n_forms) =
                                 (m.down.first().map_or(0, Matrix::k), forms(m.gate.iter().chain(&m.up)));

@@ -21,9 +21,9 @@ use crate::kernels::elementwise::{Activation, activate, add_scaled, scale, sigmo
 use crate::kernels::panel::Matrix;
 use crate::kernels::recurrent::conv::{Conv, ConvRows, causal_conv};
 use crate::math::sqrt;
-use crate::model::config::{Config, LayerConfig, MAX_WIDTH};
-use crate::model::families::Arch;
+use crate::model::config::Config;
 use crate::model::keys::Keys;
+use crate::model::keys::MAX_WIDTH;
 use crate::model::loader::LoadedTensors;
 use crate::model::residual::hyper::gated::{norms, stream_norm};
 use crate::model::residual::orders::ForwardPass;
@@ -65,20 +65,19 @@ pub struct NgramConfig {
 }
 
 impl NgramConfig {
-    /// Reads the configuration, if the model has such embeddings; `streams` is the width of all residual streams.
+    /// Reads the configuration, if the model has such embeddings; `is_recurrent` tells of each layer whether it is recurrent,
+    /// `streams` is the width of all residual streams.
     pub(crate) fn read(
         keys: &Keys<'_, '_>,
-        arch: &Arch,
-        layers: &[LayerConfig],
+        is_recurrent: &[bool],
         (n_embd, streams): (usize, usize),
-        state_at: usize,
     ) -> Result<Option<NgramConfig>, LoadError> {
         let of_layers = keys.u32_array("ple.layers")?.unwrap_or_default();
-        if !arch.ngrams || of_layers.is_empty() {
+        if of_layers.is_empty() {
             return Ok(None);
         }
         let layer = match of_layers[..] {
-            [layer] if layers.get(layer as usize).is_some_and(|l| l.mixer.is_recurrent()) => layer as usize,
+            [layer] if is_recurrent.get(layer as usize) == Some(&true) => layer as usize,
             _ => return Err(keys.wrong("ple.layers", format!("{of_layers:?}"), "one layer with linear attention")),
         };
         let n = keys.size("ple.ngram_size", 2..=MAX_TOKENS as u32)?;
@@ -114,8 +113,13 @@ impl NgramConfig {
             width,
             conv: keys.size("ple.conv_kernel", 1..=MAX_CONV)?,
             streams,
-            state_at,
+            state_at: 0,
         }))
+    }
+
+    /// Puts the state of a sequence at this offset in its recurrent state.
+    pub(crate) fn place(&mut self, state_at: usize) {
+        self.state_at = state_at;
     }
 
     /// Floats of the state of the convolution.
@@ -153,7 +157,7 @@ impl NgramConfig {
 
 /// The n-grams of the layer that adds them.
 fn config<'c>(c: &'c Scope<'_>) -> Option<&'c NgramConfig> {
-    c.ngrams.as_ref().filter(|ngrams| ngrams.layer == c.layer.block)
+    c.embedding.ngrams.as_ref().filter(|ngrams| ngrams.layer == c.layer.block)
 }
 
 fn stream_norms(c: &Scope<'_>, dims: &[u64; 4]) -> Option<Role> {
@@ -192,7 +196,7 @@ pub struct NgramWeights {
 impl NgramWeights {
     /// Takes the tensors of layer `i`, if it adds the embeddings.
     pub(crate) fn load(c: &Config, tensors: &mut LoadedTensors, i: usize) -> Result<Option<NgramWeights>, LoadError> {
-        let Some(config) = c.ngrams.as_ref().filter(|ngrams| ngrams.layer == i) else { return Ok(None) };
+        let Some(config) = c.embedding.ngrams.as_ref().filter(|ngrams| ngrams.layer == i) else { return Ok(None) };
         let name = |part: &str| format!("blk.{i}.ple_{part}");
         let taps = transposed(tensors, &name("conv1d.weight"))?;
         let streams = config.streams;
@@ -220,7 +224,9 @@ impl NgramWeights {
 impl ForwardPass<'_, '_> {
     /// Adds the embeddings of the n-grams that end with the tokens to the residual streams.
     pub(crate) fn add_ngrams(&self, w: &NgramWeights, memory: &mut KvMemory, s: &mut Scratch) {
-        let (Some(c), Some(table)) = (&self.model.config.ngrams, &self.model.weights.ngram_table) else { return };
+        let (Some(c), Some(table)) = (&self.model.config.embedding.ngrams, &self.model.weights.ngram_table) else {
+            return;
+        };
         let (d, n, on, streams) = (self.model.config.n_embd, self.n, self.rows, c.streams);
         let table_rows = self.ngram_rows(c, &s.experts.tokens, memory);
         let Scratch { step: StepScratch { wide, words, .. }, hyper, .. } = s;

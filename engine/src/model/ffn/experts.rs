@@ -4,9 +4,9 @@ use alloc::format;
 
 use crate::error::LoadError;
 use crate::gguf::Gguf;
-use crate::model::config::MAX_WIDTH;
-use crate::model::families::{Arch, Gating};
+use crate::model::family::{ExpertInput, Family, Gating};
 use crate::model::keys::Keys;
+use crate::model::keys::MAX_WIDTH;
 
 /// Maximal experts of a layer, and experts per token: beyond any known model.
 const MAX_EXPERTS: u32 = 4096;
@@ -35,6 +35,16 @@ pub struct ExpertsConfig {
     pub groups: Option<(usize, usize)>,
     /// Adjugate experts (GroveMoE), if the model has any.
     pub adjugates: Option<AdjugatesConfig>,
+    /// What the experts of a layer read.
+    pub input: ExpertInput,
+    /// Whether experts have gates.
+    pub is_gated: bool,
+    /// Whether the weight of an expert multiplies its input instead of its output.
+    pub weighted_inputs: bool,
+    /// Whether layers with experts have a dense feed-forward beside them.
+    pub dense_beside: bool,
+    /// Factor on the sum of routed and shared experts.
+    pub shared_factor: f32,
 }
 
 /// Parameters of adjugate experts (Wu et al., arXiv:2508.07785): neighbouring experts share one.
@@ -76,7 +86,7 @@ fn adjugates(keys: &Keys<'_, '_>, n: usize, n_used: usize) -> Result<Option<Adju
 
 pub(crate) fn experts(
     keys: &Keys<'_, '_>,
-    arch: &Arch,
+    family: &Family,
     n_embd: usize,
     n_ff: usize,
     shards: &[Gguf<'_>],
@@ -86,10 +96,7 @@ pub(crate) fn experts(
         v => keys.in_range("expert_count", v, 1..=MAX_EXPERTS)?,
     };
     let (gating, over_selected) = match keys.u32("expert_gating_func")? {
-        None | Some(0) if arch.sigmoid_sizes.contains(&keys.u32("block_count")?.unwrap_or(0)) => {
-            (Gating::Sigmoid, false)
-        }
-        None | Some(0) => (arch.gating, false),
+        None | Some(0) => (family.gating, false),
         Some(1) => (Gating::Softmax, false),
         Some(2) => (Gating::Sigmoid, false),
         // a softmax over the selected experts is a softmax over all, normalised
@@ -131,7 +138,7 @@ pub(crate) fn experts(
             let n = keys.in_range("expert_shared_count", Some(count), 1..=MAX_EXPERTS)?;
             keys.in_range("expert_shared_count", Some((n * expert_ff).min(u32::MAX as usize) as u32), 1..=MAX_WIDTH)?
         }
-        (None | Some(0), _) if arch.shared_as_expert => expert_ff,
+        (None | Some(0), _) if family.shared_as_expert => expert_ff,
         _ => width("expert_shared_feed_forward_length")?,
     };
     Ok(Some(ExpertsConfig {
@@ -143,8 +150,13 @@ pub(crate) fn experts(
         gating,
         groups,
         adjugates: adjugates(keys, n, n_used)?,
-        normalised: over_selected || keys.bool("expert_weights_norm")?.unwrap_or(arch.normalised_experts),
+        normalised: over_selected || keys.bool("expert_weights_norm")?.unwrap_or(family.normalised_experts),
         scale: keys.optional("expert_weights_scale")?.unwrap_or(1.0),
+        input: family.expert_input,
+        is_gated: true,
+        weighted_inputs: false,
+        dense_beside: family.dense_beside_experts,
+        shared_factor: 1.0,
     }))
 }
 

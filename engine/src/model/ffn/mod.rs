@@ -1,6 +1,7 @@
 //! Feed-forward networks: dense, or mixture of experts (MoE).
 
 pub(crate) mod activation;
+pub(crate) mod config;
 pub(crate) mod experts;
 
 use alloc::vec::Vec;
@@ -13,8 +14,8 @@ use crate::kernels::panel::Matrix;
 use crate::kernels::recurrent::{StateMemory, softplus};
 use crate::kernels::softmax::exps;
 use crate::math::sqrt;
-use crate::model::config::{AdjugatesConfig, ExpertsConfig};
-use crate::model::families::{ExpertInput, Gating, Swiglu};
+use crate::model::family::{ExpertInput, Gating, Swiglu};
+use crate::model::ffn::experts::{AdjugatesConfig, ExpertsConfig};
 use crate::model::forward::Stage;
 use crate::model::residual::orders::{ForwardPass, SubLayerRows};
 use crate::model::rows::{FfnActivation, PackedColumns, columns};
@@ -45,7 +46,7 @@ impl ForwardPass<'_, '_> {
             FeedForward::ChannelMix(m) => self.channel_mix(i, m, SubLayerRows { x, y }, states, step),
             FeedForward::Dense(ffn) => {
                 // the limit of the layer's shared experts, as in llama.cpp
-                self.dense(i, ffn, model.config.layers[i].shared_limit, SubLayerRows { x, y }, step);
+                self.dense(i, ffn, model.config.layers[i].ffn.shared_limit, SubLayerRows { x, y }, step);
             }
             FeedForward::Experts(experts) => {
                 let (mut normed, n) = (core::mem::take(&mut s.layer_input), self.n * model.config.n_embd);
@@ -60,13 +61,13 @@ impl ForwardPass<'_, '_> {
                     }
                     None => x,
                 };
-                let x_router = match model.config.arch.expert_input {
+                let x_router = match model.config.ffn.experts.map_or(ExpertInput::Same, |c| c.input) {
                     ExpertInput::LayerForRouter => &normed[..n],
                     ExpertInput::Residual => &router[..n],
                     _ => x_experts,
                 };
                 let d = model.config.n_embd;
-                match (&experts.latent, &model.config.experts) {
+                match (&experts.latent, &model.config.ffn.experts) {
                     (Some([down, up]), Some(c)) => {
                         let (mut latent, stride) = (core::mem::take(&mut s.latent), padded(c.width));
                         let (input, sum) = latent.split_at_mut(self.n * stride);
@@ -111,22 +112,22 @@ impl ForwardPass<'_, '_> {
         let (stride, Linear { w, bias }) = (ffn.up.stride, &ffn.down);
         let wide = &mut wide[..self.n * stride];
         self.rows.linear_group(&ffn.up, x, wide, words);
-        if self.model.config.layers[i].sparsity > 0.0 {
-            let (cpu, factor) = (self.rows.cpu, self.model.config.layers[i].sparsity);
+        if self.model.config.layers[i].ffn.sparsity > 0.0 {
+            let (cpu, factor) = (self.rows.cpu, self.model.config.layers[i].ffn.sparsity);
             self.rows.each(wide, stride, &|_, row| sparsify(cpu, &mut row[..w.k()], factor));
         }
         let activation = FfnActivation {
-            act: match self.model.config.arch.ungated_act {
-                Some(act) if ffn.up.part_starts.len() == 1 => act,
-                _ => self.model.config.arch.act,
+            act: match ffn.up.part_starts.len() {
+                1 => self.model.config.ffn.ungated_act,
+                _ => self.model.config.ffn.act,
             },
-            swiglu: match self.model.config.arch.swiglu {
-                Swiglu::Limited(_) if !self.model.config.arch.limited_dense => Swiglu::Plain,
+            swiglu: match self.model.config.ffn.swiglu {
+                Swiglu::Limited(_) if !self.model.config.ffn.limits_dense => Swiglu::Plain,
                 swiglu => swiglu,
             },
             limit,
-            xielu: self.model.config.layers[i].xielu,
-            situ: self.model.config.situ,
+            xielu: self.model.config.layers[i].ffn.xielu,
+            situ: self.model.config.ffn.situ,
         };
         self.rows.activate(activation, wide, stride, ffn.up.part_starts.get(1).copied(), w.k());
         if let Some(norm) = &ffn.sub_norm {
@@ -146,7 +147,8 @@ impl ForwardPass<'_, '_> {
     ) {
         let (n, d, rows) = (self.n, self.model.config.n_embd, self.rows);
         let mut out = core::mem::take(&mut s.outputs);
-        let (limit, factor) = (self.model.config.layers[i].shared_limit, self.model.config.arch.shared_factor);
+        let limit = self.model.config.layers[i].ffn.shared_limit;
+        let factor = self.model.config.ffn.experts.map_or(1.0, |experts| experts.shared_factor);
         self.dense(i, &e.ffn, limit, SubLayerRows { x, y: &mut out[..n * padded(d)] }, step);
         if let Some(norm) = &e.post_norm {
             rows.norm_beginnings(norm, &mut out[..n * padded(d)], padded(d));
@@ -175,7 +177,7 @@ impl ForwardPass<'_, '_> {
         s: &mut ExpertsScratch,
         step: &mut StepScratch,
     ) {
-        let Some(c) = &self.model.config.experts else { return };
+        let Some(c) = &self.model.config.ffn.experts else { return };
         let (n, d, rows) = (self.n, c.width, self.rows);
         let router = &mut s.router[..n * padded(c.n)];
         rows.linear(&e.router, &router_input[..n * self.model.config.n_embd], router, &mut step.words);
@@ -217,7 +219,7 @@ impl ForwardPass<'_, '_> {
         s: &mut ExpertsScratch,
         step: &mut StepScratch,
     ) {
-        let Some(c) = &self.model.config.experts else { return };
+        let Some(c) = &self.model.config.ffn.experts else { return };
         let (n, d, rows) = (self.n, c.width, self.rows);
         let StepScratch { wide, words, .. } = step;
         let (n_experts, n_ff) = (e.up.len(), e.down.first().map_or(0, Matrix::k));
@@ -225,8 +227,8 @@ impl ForwardPass<'_, '_> {
         // a single token is the input of all its experts: no gather, unless each input has its weight, or several of the
         // experts are the same
         let total = n * c.n_used;
-        let weighted = self.model.config.arch.weighted_inputs;
-        let gathered = n > 1 || weighted || n_experts < c.n || self.model.config.layers[i].routes_by_token;
+        let weighted = c.weighted_inputs;
+        let gathered = n > 1 || weighted || n_experts < c.n || self.model.config.layers[i].ffn.routes_by_token;
         let inputs = &mut s.inputs[..total * d];
         if gathered {
             let source_rows = &s.source_rows;
@@ -272,9 +274,9 @@ impl ForwardPass<'_, '_> {
         };
         add_biases(wide, stride, &e.biases[0], 0, n_ff);
         add_biases(wide, stride, &e.biases[1], up_at, n_ff);
-        let (arch, limit) = (&self.model.config.arch, self.model.config.layers[i].expert_limit);
-        let situ = self.model.config.situ;
-        let activation = FfnActivation { act: arch.act, swiglu: arch.swiglu, limit, xielu: None, situ };
+        let (ffn, limit) = (&self.model.config.ffn, self.model.config.layers[i].ffn.expert_limit);
+        let situ = self.model.config.ffn.situ;
+        let activation = FfnActivation { act: ffn.act, swiglu: ffn.swiglu, limit, xielu: None, situ };
         rows.activate(activation, wide, stride, (up_at > 0).then_some(up_at), n_ff);
 
         let outputs = &mut s.outputs[..total * padded(d)];

@@ -14,7 +14,7 @@ use crate::error::{LoadError, MemoryError};
 use crate::kernels::elementwise::{Activation, activate, soft_cap};
 use crate::math;
 use crate::model::config::Config;
-use crate::model::families::HeadKind;
+use crate::model::family::HeadKind;
 use crate::model::heads::projection::ProjectionScratch;
 use crate::model::loader::LoadedTensors;
 use crate::model::roles::tensor_error;
@@ -98,7 +98,7 @@ impl Model {
         vectors: &mut [&mut &'s mut [f32]],
         s: &'s mut ProjectionScratch,
     ) {
-        let (n, on, kind) = (vectors.len(), self.rows(exec), self.config.arch.head);
+        let (n, on, kind) = (vectors.len(), self.rows(exec), self.config.output.classifier);
         let Some(head) = self.weights.classifier.as_ref().filter(|_| n > 0) else { return };
         s.load(vectors, self.config.n_embd);
         if let Some(dense) = &head.dense {

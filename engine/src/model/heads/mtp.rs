@@ -19,8 +19,8 @@ use core::ops::Range;
 
 use crate::error::LoadError;
 use crate::kernels::act::Floats;
-use crate::model::config::{Config, LayerConfig, MixerKind};
-use crate::model::families::Mtp;
+use crate::model::config::{Config, MixerKind};
+use crate::model::family::Mtp;
 use crate::model::loader::LoadedTensors;
 use crate::model::residual::orders::ForwardPass;
 use crate::model::scratch::Scratch;
@@ -38,8 +38,8 @@ pub struct MtpInput {
 }
 
 /// Whether an MTP head may have such a layer.
-pub(crate) fn is_supported(layer: &LayerConfig) -> bool {
-    matches!(layer.mixer, MixerKind::Attention | MixerKind::Latent) && layer.has_ffn
+pub(crate) fn is_supported(mixer: MixerKind, has_ffn: bool) -> bool {
+    matches!(mixer, MixerKind::Attention | MixerKind::Latent) && has_ffn
 }
 
 /// The name in an MTP head of a tensor of its model's file.
@@ -103,7 +103,7 @@ impl Model {
         let d = self.config.n_embd;
         let x = &s.x[rows.start * d..rows.end * d];
         match &self.weights.final_norm {
-            Some(norm) if self.config.arch.mtp == Mtp::Normed => {
+            Some(norm) if self.config.output.mtp == Mtp::Normed => {
                 let mut out = vec![0.0; x.len()];
                 self.rows(exec).norm(norm, x, d, &mut out);
                 out

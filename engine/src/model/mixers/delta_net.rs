@@ -19,10 +19,10 @@ use crate::kernels::recurrent::conv::{Conv, ConvRows, causal_conv};
 use crate::kernels::recurrent::delta_rule::{DeltaHeads, DeltaRows, delta_rule};
 use crate::kernels::recurrent::{StateMemory, softplus};
 use crate::math::sqrt;
-use crate::model::config::{Config, MAX_WIDTH};
-use crate::model::families::Arch;
+use crate::model::config::Config;
 use crate::model::forward::Stage;
 use crate::model::keys::Keys;
+use crate::model::keys::MAX_WIDTH;
 use crate::model::loader::LoadedTensors;
 use crate::model::mixers::{MAX_CONV, RecurrentConfig};
 use crate::model::residual::orders::{ForwardPass, SubLayerRows};
@@ -35,16 +35,20 @@ use crate::model::weights::{Linear, LinearGroup, Norm, linear, padded, required_
 const MAX_KEY: u32 = 4096;
 
 /// Sizes of a delta net.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeltaNetConfig {
     /// The heads.
     pub heads: DeltaHeads,
     /// Inputs of the convolution.
     pub conv: usize,
+    /// Epsilon of unit vectors.
+    pub unit_eps: f32,
+    /// Activation of the gates of the output.
+    pub gate: Activation,
 }
 
 impl DeltaNetConfig {
-    pub(crate) fn read(keys: &Keys<'_, '_>, arch: &Arch) -> Result<DeltaNetConfig, LoadError> {
+    pub(crate) fn read(keys: &Keys<'_, '_>, tiled: bool, unit_eps: f32) -> Result<DeltaNetConfig, LoadError> {
         let k_dim = keys.size("ssm.state_size", 1..=MAX_KEY)?;
         let n_key = keys.size("ssm.group_count", 1..=MAX_WIDTH / k_dim as u32)?;
         let inner = keys.size("ssm.inner_size", 1..=MAX_WIDTH)?;
@@ -55,8 +59,9 @@ impl DeltaNetConfig {
         if !n_value.is_multiple_of(n_key) {
             return Err(keys.wrong("ssm.time_step_rank", n_value, format!("a multiple of ssm.group_count, {n_key}")));
         }
-        let heads = DeltaHeads { n_key, n_value, k_dim, v_dim: inner / n_value, tiled: arch.tiled_value_heads };
-        Ok(DeltaNetConfig { heads, conv: keys.size("ssm.conv_kernel", 1..=MAX_CONV)? })
+        let heads = DeltaHeads { n_key, n_value, k_dim, v_dim: inner / n_value, tiled };
+        let conv = keys.size("ssm.conv_kernel", 1..=MAX_CONV)?;
+        Ok(DeltaNetConfig { heads, conv, unit_eps, gate: Activation::Silu })
     }
 
     fn key_width(&self) -> usize {
@@ -203,11 +208,10 @@ impl ForwardPass<'_, '_> {
         let conv_rows = ConvRows { x: input, stride, at: 0 };
         causal_conv(rows.cpu, rows.pool, conv, conv_rows, self.states, (states, state_at));
         let scale = 1.0 / sqrt(heads.k_dim as f32);
-        let eps = self.model.config.arch.l2_eps.unwrap_or(rows.eps);
         rows.each(input, stride, &|_, row| {
             activate(rows.cpu, Activation::Silu, &mut row[..channels]);
             for (i, head) in row[..2 * key].chunks_exact_mut(heads.k_dim).enumerate() {
-                l2_norm_with_eps(rows.cpu, head, eps, if i < heads.n_key { scale } else { 1.0 });
+                l2_norm_with_eps(rows.cpu, head, m.c.unit_eps, if i < heads.n_key { scale } else { 1.0 });
             }
         });
         let delta_rows = DeltaRows { x: input, stride, at: [0, key, 2 * key], gates, n_decay: heads.n_value };
@@ -217,7 +221,7 @@ impl ForwardPass<'_, '_> {
         let z = m.input.part_starts[1];
         rows.each(out, value, &|_, out| rows.norm_heads(&m.norm, out));
         let normed = &*out;
-        let gate = if self.model.config.arch.sigmoid_delta_gate { Activation::Sigmoid } else { Activation::Silu };
+        let gate = m.c.gate;
         rows.each(input, stride, &|r, row| {
             gated(rows.cpu, gate, &mut row[z..z + value], &normed[r * value..][..value]);
         });

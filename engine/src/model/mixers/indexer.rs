@@ -24,10 +24,14 @@ use crate::kernels::attention::{
 use crate::kernels::norm::{NormKind, NormWeights, norm_in_place};
 use crate::kernels::panel::Matrix;
 use crate::kernels::rope::{RopeStyle, Rotation, rope};
-use crate::model::config::{Config, LayerConfig, MAX_CONTEXT, MixerKind};
-use crate::model::families::{Arch, IndexerKind};
+use crate::model::config::Config;
+use crate::model::family::IndexerKind;
 use crate::model::keys::Keys;
+use crate::model::keys::MAX_CONTEXT;
 use crate::model::loader::LoadedTensors;
+use crate::model::mixers::MixerKind;
+use crate::model::mixers::attention::LayerAttention;
+use crate::model::mixers::attention::layers::LayerPart;
 use crate::model::mixers::attention::rotary::RopeConfig;
 use crate::model::mixers::blocks::BlockKeys;
 use crate::model::residual::orders::ForwardPass;
@@ -72,7 +76,7 @@ impl IndexerConfig {
     }
 
     /// How many positions a layer selects. Of blocks with one key, `top_k` positions and as many as may follow the last block.
-    fn rule_of(&self, layer: &LayerConfig) -> SelectionRule {
+    fn rule_of(&self, layer: &LayerAttention) -> SelectionRule {
         let shared = layer.index_ratio;
         SelectionRule { top_k: self.rule.top_k + shared - 1, shared, ..self.rule }
     }
@@ -100,12 +104,12 @@ pub enum Selection {
 /// Reads the sizes of the indexers, and which layers have one: those that the file lists, or those with the tensors.
 pub(crate) fn read(
     keys: &Keys<'_, '_>,
-    arch: &Arch,
+    kind: Option<IndexerKind>,
     shards: &[Gguf<'_>],
-    layers: &mut [LayerConfig],
+    layers: &mut [LayerPart<'_>],
     ropes: &mut Vec<RopeConfig>,
 ) -> Result<Option<IndexerConfig>, LoadError> {
-    let Some(kind) = arch.indexer else { return Ok(None) };
+    let Some(kind) = kind else { return Ok(None) };
     let rotated = ropes.iter().map(|rope| rope.n_rot).max().unwrap_or(0);
     let ratios = match kind {
         IndexerKind::Means => keys.per_layer_u32("attention.compress_ratios", layers.len())?,
@@ -122,7 +126,7 @@ pub(crate) fn read(
     }
     let top_k = keys.size("attention.indexer.top_k", 1..=MAX_CONTEXT)?;
     let (block, local) = match kind {
-        IndexerKind::Lightning(_) | IndexerKind::Means => (1, 0),
+        IndexerKind::Lightning { .. } | IndexerKind::Means => (1, 0),
         IndexerKind::Blocks => {
             let local = keys.u32("attention.indexer.local_blocks")?;
             (
@@ -133,21 +137,22 @@ pub(crate) fn read(
     };
     let types = "attention.indexer.types";
     let listed = if keys.has(types) { Some(keys.pattern(types, layers.len(), 0)?) } else { None };
-    let is_lightning = matches!(kind, IndexerKind::Lightning(_));
+    let is_lightning = matches!(kind, IndexerKind::Lightning { .. });
     let marker = if is_lightning { "indexer.attn_k.weight" } else { "indexer.k_proj.weight" };
     let mut selects = false;
     for (i, layer) in layers.iter_mut().enumerate() {
-        let block = layer.block;
+        let (block, mixer) = (layer.block, layer.mixer);
+        let layer = &mut *layer.attention;
         let has_tensors = || shards.iter().any(|gguf| gguf.tensor(&format!("blk.{block}.{marker}")).is_some());
         let has_indexer = listed.as_ref().map_or_else(has_tensors, |listed| listed[i]);
         let is_sparse = match kind {
-            IndexerKind::Lightning(_) => layer.mixer == MixerKind::Latent && layer.window.left == usize::MAX,
+            IndexerKind::Lightning { .. } => mixer == MixerKind::Latent && layer.window.left == usize::MAX,
             IndexerKind::Blocks => has_indexer,
             IndexerKind::Means => {
                 let ratio = ratios.as_ref().map_or(0, |ratios| ratios[i]);
                 let ratio = keys.in_range("attention.compress_ratios", Some(ratio), 0..=MAX_RATIO)?;
                 layer.index_ratio = ratio.max(1);
-                layer.mixer == MixerKind::Attention && ratio > 0
+                mixer == MixerKind::Attention && ratio > 0
             }
         };
         layer.selection = match (is_sparse, has_indexer) {
@@ -165,8 +170,10 @@ pub(crate) fn read(
             return Err(keys.wrong("attention.q_lora_rank", "nothing", "a number"));
         }
     }
-    let eps =
-        if arch.indexer_rotates_end { "attention.layer_norm_rms_epsilon" } else { "attention.layer_norm_epsilon" };
+    let eps = match kind {
+        IndexerKind::Lightning { at_end: true, .. } => "attention.layer_norm_rms_epsilon",
+        _ => "attention.layer_norm_epsilon",
+    };
     let norm_eps = keys.positive(eps, KEY_NORM_EPS)?;
     let pool = pool(keys, top_k)?;
     let (every, whole_blocks) = (pool.map_or(1, |pool| pool.ratio), pool.is_some());
@@ -203,11 +210,11 @@ fn pool(keys: &Keys<'_, '_>, top_k: usize) -> Result<Option<Compressor>, LoadErr
 
 /// The indexer of a layer that has one.
 fn sizes(c: &Scope<'_>) -> Option<IndexerConfig> {
-    c.indexer.filter(|_| matches!(c.layer.selection, Selection::Own { .. }))
+    c.attention.indexer.filter(|_| matches!(c.layer.attention.selection, Selection::Own { .. }))
 }
 
 fn of_lightning(c: &Scope<'_>) -> Option<IndexerConfig> {
-    sizes(c).filter(|config| matches!(config.kind, IndexerKind::Lightning(_)))
+    sizes(c).filter(|config| matches!(config.kind, IndexerKind::Lightning { .. }))
 }
 
 fn of_pool(c: &Scope<'_>) -> Option<Compressor> {
@@ -227,7 +234,7 @@ pub(crate) const TENSORS: &[TensorRow] = &[
         .of(&[(Part::Indexer, 0)]),
     TensorRow::new("indexer.attn_q_b.weight", |c, _| {
         let config = of_lightning(c)?;
-        matrix(config.n_head * config.key_dim, c.layer.heads.latent?.q_rank?)
+        matrix(config.n_head * config.key_dim, c.layer.attention.heads.latent?.q_rank?)
     })
     .of(&[(Part::Indexer, 0)]),
     TensorRow::new("indexer_compressor_gate.weight", |c, _| {
@@ -265,9 +272,11 @@ impl IndexerWeights {
     /// Takes the tensors of layer `i`, if it has an indexer.
     pub(crate) fn load(c: &Config, tensors: &mut LoadedTensors, i: usize) -> Result<Option<IndexerWeights>, LoadError> {
         let name = |part: &str| format!("blk.{i}.indexer.{part}");
-        let (Some(config), Selection::Own { .. }) = (&c.indexer, c.block(i).selection) else { return Ok(None) };
+        let (Some(config), Selection::Own { .. }) = (&c.attention.indexer, c.block(i).attention.selection) else {
+            return Ok(None);
+        };
         let (inputs, query, query_norm) = match config.kind {
-            IndexerKind::Lightning(_) => (["attn_k", "proj"], Some(linear(tensors, &name("attn_q_b"))?), None),
+            IndexerKind::Lightning { .. } => (["attn_k", "proj"], Some(linear(tensors, &name("attn_q_b"))?), None),
             IndexerKind::Blocks | IndexerKind::Means => {
                 (["k_proj", "q_proj"], None, Some(required_norm(tensors, &name("q_norm"))?))
             }
@@ -314,7 +323,7 @@ impl ForwardPass<'_, '_> {
     ) {
         let (c, rows, n) = (&self.model.config, self.rows, self.n);
         let (Some(w), Some(config), Selection::Own { kv_layer }) =
-            (&self.model.layer(i).indexer, &c.indexer, c.layers[i].selection)
+            (&self.model.layer(i).indexer, &c.attention.indexer, c.layers[i].attention.selection)
         else {
             return;
         };
@@ -326,12 +335,13 @@ impl ForwardPass<'_, '_> {
         rows.linear_group(&w.input, x, input, words);
         let second = w.input.part_starts[w.input.part_starts.len() - 1];
         let style = match config.kind {
-            IndexerKind::Lightning(style) => style,
-            IndexerKind::Blocks | IndexerKind::Means => c.rope.unwrap_or(RopeStyle::NeoX),
+            IndexerKind::Lightning { pairs, .. } => pairs,
+            IndexerKind::Blocks | IndexerKind::Means => c.attention.style.unwrap_or(RopeStyle::NeoX),
         };
+        let rotates_end = matches!(config.kind, IndexerKind::Lightning { at_end: true, .. });
         let rotate = |r: usize, x: &mut [f32]| {
             let (cos, sin) = s.turns(c, i, r);
-            let first = if c.arch.indexer_rotates_end { key_dim - 2 * cos.len() } else { 0 };
+            let first = if rotates_end { key_dim - 2 * cos.len() } else { 0 };
             for head in x.chunks_exact_mut(key_dim) {
                 rope(rows.cpu, Rotation { style, cos, sin, scale: 1.0 }, &mut head[first..], key_dim - first);
             }
@@ -340,7 +350,7 @@ impl ForwardPass<'_, '_> {
             let (key, others) = row.split_at_mut(second);
             let key = &mut key[..key_dim];
             match config.kind {
-                IndexerKind::Lightning(_) => {
+                IndexerKind::Lightning { .. } => {
                     let (w, b) = (&w.key_norm.weight[..], w.key_norm.bias.as_deref());
                     norm_in_place(rows.cpu, &NormWeights { kind: NormKind::Layer, eps: config.norm_eps, w, b }, key);
                 }
@@ -367,7 +377,7 @@ impl ForwardPass<'_, '_> {
                 });
             }
             _ if config.kind == IndexerKind::Means => {
-                let of = block_keys(c.layers[i].index_ratio);
+                let of = block_keys(c.layers[i].attention.index_ratio);
                 self.average_keys(of, w, input, s, memory, &mut pooled[..n * key_dim]);
             }
             _ => {
@@ -390,7 +400,7 @@ impl ForwardPass<'_, '_> {
         };
         let q = Floats { x: q, stride: q_stride };
         let attention = Attention::causal(kv, memory, config.n_head, q, self.spans);
-        let indexer = Indexer { attention, weights, rule: config.rule_of(&c.layers[i]) };
+        let indexer = Indexer { attention, weights, rule: config.rule_of(&c.layers[i].attention) };
         indexer.run(rows.cpu, rows.pool, &mut s.threads, &mut s.selection);
         s.index_rows = memory_of_rows;
     }
@@ -406,8 +416,8 @@ impl ForwardPass<'_, '_> {
         means: &mut [f32],
     ) {
         let (rows, c, dim) = (self.rows, &self.model.config, w.key_norm.width);
-        let style = c.rope.unwrap_or(RopeStyle::NeoX);
-        let rotary = c.indexer.and_then(|indexer| s.rotary.get(indexer.mean_rope));
+        let style = c.attention.style.unwrap_or(RopeStyle::NeoX);
+        let rotary = c.attention.indexer.and_then(|indexer| s.rotary.get(indexer.mean_rope));
         let stride = w.input.stride;
         self.write_block_keys(of, (input, stride), (means, dim), s, memory, &|memory, pages, pos, key| {
             let start = pos + 1 - of.ratio;
@@ -424,7 +434,7 @@ impl ForwardPass<'_, '_> {
 
     /// The selected positions of layer `i`, the last that were computed.
     pub(crate) fn selected<'s>(&self, i: usize, s: &'s SelectionScratch) -> Option<Selected<'s>> {
-        match self.model.config.layers[i].selection {
+        match self.model.config.layers[i].attention.selection {
             Selection::All => None,
             Selection::Own { .. } | Selection::Previous => Some(s.selected()),
         }

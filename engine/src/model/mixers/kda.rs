@@ -22,10 +22,10 @@ use crate::kernels::recurrent::conv::{Conv, ConvRows, causal_conv};
 use crate::kernels::recurrent::delta_rule::{DeltaHeads, DeltaRows, delta_rule};
 use crate::kernels::recurrent::{StateMemory, softplus};
 use crate::math::sqrt;
-use crate::model::config::{Config, MAX_WIDTH};
-use crate::model::families::Arch;
+use crate::model::config::Config;
 use crate::model::forward::Stage;
 use crate::model::keys::Keys;
+use crate::model::keys::MAX_WIDTH;
 use crate::model::loader::LoadedTensors;
 use crate::model::mixers::low_rank::{down, rank};
 use crate::model::mixers::{MAX_CONV, RecurrentConfig};
@@ -49,22 +49,29 @@ pub struct KdaConfig {
     pub conv: usize,
     /// Lower bound of the logarithm of decays, and the factor of A in it.
     pub lower_bound: Option<(f32, f32)>,
+    /// Epsilon of unit vectors.
+    pub unit_eps: f32,
 }
 
 impl KdaConfig {
-    pub(crate) fn read(keys: &Keys<'_, '_>, arch: &Arch) -> Result<KdaConfig, LoadError> {
+    pub(crate) fn read(keys: &Keys<'_, '_>, unit_eps: f32) -> Result<KdaConfig, LoadError> {
         let head_dim = keys.size("kda.head_dim", 1..=4096)?;
         let n_head = keys.size("attention.head_count", 1..=MAX_WIDTH / head_dim as u32)?;
         let lower_bound = match keys.f32("kda.gate_lower_bound")? {
             Some(bound) if bound >= 0.0 => {
                 return Err(keys.wrong("kda.gate_lower_bound", bound, "a negative number"));
             }
-            bound => bound.map(|bound| (bound, if arch.positive_decay_factors { 1.0 } else { -1.0 })),
+            bound => bound.map(|bound| (bound, -1.0)),
         };
         if lower_bound.is_some() && keys.bool("kda.safe_gate")? == Some(false) {
             return Err(keys.wrong("kda.safe_gate", false, "true, as the file has kda.gate_lower_bound"));
         }
-        Ok(KdaConfig { n_head, head_dim, conv: keys.size("ssm.conv_kernel", 1..=MAX_CONV)?, lower_bound })
+        Ok(KdaConfig { n_head, head_dim, conv: keys.size("ssm.conv_kernel", 1..=MAX_CONV)?, lower_bound, unit_eps })
+    }
+
+    /// With a lower bound of decays, the factors A of the file are positive.
+    pub(crate) fn state_positive_factors(&mut self) {
+        self.lower_bound = self.lower_bound.map(|(bound, _)| (bound, 1.0));
     }
 
     fn width(&self) -> usize {
@@ -278,13 +285,12 @@ impl ForwardPass<'_, '_> {
             state_at += m.c.conv_state_len();
         }
         let scale = 1.0 / sqrt(dim as f32);
-        let eps = self.model.config.arch.l2_eps.unwrap_or(rows.eps);
         rows.each(input, stride, &|_, row| {
             for (at, scale) in m.qkv_at.into_iter().zip([Some(scale), Some(1.0), None]) {
                 let part = &mut row[at..at + width];
                 activate(rows.cpu, Activation::Silu, part);
                 if let Some(scale) = scale {
-                    part.chunks_exact_mut(dim).for_each(|head| l2_norm_with_eps(rows.cpu, head, eps, scale));
+                    part.chunks_exact_mut(dim).for_each(|head| l2_norm_with_eps(rows.cpu, head, m.c.unit_eps, scale));
                 }
             }
         });

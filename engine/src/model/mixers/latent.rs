@@ -21,10 +21,12 @@ use crate::kernels::elementwise::scale;
 use crate::kernels::matmul::{MatmulJob, products};
 use crate::kernels::panel::{Matrix, PANEL};
 use crate::kernels::rope::{RopeStyle, Rotation, rope};
-use crate::model::config::{HeadConfig, LayerConfig, MAX_WIDTH};
+use crate::model::config::LayerConfig;
 use crate::model::forward::Stage;
 use crate::model::keys::Keys;
+use crate::model::keys::MAX_WIDTH;
 use crate::model::loader::LoadedTensors;
+use crate::model::mixers::attention::HeadConfig;
 use crate::model::mixers::indexer::IndexInput;
 use crate::model::residual::orders::{ForwardPass, SubLayerRows, activate_gates, gate_heads};
 use crate::model::roles::{Layout, Part, Role, Scope, TensorRow, matrix, vector};
@@ -100,7 +102,7 @@ const TWO_QUERIES: (&str, &str) = ("attn_q_a", "either one projection of queries
 const FUSED_HEADS: (&str, &str) = ("attn_kv_b", "either the fused or the separate tensors");
 
 fn sizes(c: &Scope<'_>) -> Option<(HeadConfig, LatentHeads)> {
-    let heads = c.layer.heads;
+    let heads = c.layer.attention.heads;
     Some((heads, heads.latent?))
 }
 
@@ -209,7 +211,7 @@ impl LatentWeights {
             inputs.push(linear(tensors, &name("attn_gate"))?);
         }
         Ok(LatentWeights {
-            heads: layer.heads,
+            heads: layer.attention.heads,
             sizes,
             input: LinearGroup::separate(inputs),
             query,
@@ -303,7 +305,7 @@ impl ForwardPass<'_, '_> {
         self.rotate_latent_queries(i, m, (queries, q_stride), key_queries, s);
         self.trace_stage(Stage::Rope, at, &mut columns(key_queries, key_query, 0, key_query));
 
-        let config = &self.model.config.layers[i];
+        let config = &self.model.config.layers[i].attention;
         let kv = self.kv.layers()[config.kv_layer];
         let kv_rows = KvRows { x: input, stride, k_at, v_at: k_at, slots: &s.slots };
         attention::write_kv(rows.cpu, rows.pool, &kv, kv_rows, memory);
@@ -312,7 +314,7 @@ impl ForwardPass<'_, '_> {
             memory,
             n_head: m.heads.n_head,
             window: config.window,
-            soft_cap: self.model.config.attn_soft_cap,
+            soft_cap: self.model.config.attention.soft_cap,
             alibi: None,
             bias: None,
             sinks: m.sinks.as_deref(),
@@ -335,7 +337,7 @@ impl ForwardPass<'_, '_> {
     /// Moves the outputs of the heads together: they are padded to whole panels, and fused ones begin with the rows of
     /// the keys. Applies the gates, if there are any.
     fn join_heads(&self, m: &LatentWeights, input: &mut [f32], outs: &mut [f32]) {
-        let (rows, act, stride) = (self.rows, self.model.config.arch.output_gate, m.input.stride);
+        let (rows, act, stride) = (self.rows, self.model.config.attention.output_gate, m.input.stride);
         let (n, value, width) = (m.heads.n_head, m.sizes.value, m.value_rows());
         let first = m.to_value.first().map_or(0, Matrix::rows) - value;
         let gates = m.input.part_starts.get(2).copied();
@@ -357,7 +359,7 @@ impl ForwardPass<'_, '_> {
     /// Normalises the latent part of the keys and rotates the rest, in place.
     fn rotate_latent_keys(&self, i: usize, m: &LatentWeights, input: &mut [f32], s: &AttentionScratch) {
         let (rows, c, k_at) = (self.rows, &self.model.config, m.input.part_starts[1]);
-        let style = c.rope.unwrap_or(RopeStyle::Interleaved);
+        let style = c.attention.style.unwrap_or(RopeStyle::Interleaved);
         rows.each(input, m.input.stride, &|r, row| {
             let (latent, rotated) = row[k_at..k_at + m.heads.key_dim].split_at_mut(m.heads.value_dim);
             rows.norm_heads(&m.key_norm, latent);
@@ -379,7 +381,7 @@ impl ForwardPass<'_, '_> {
         s: &AttentionScratch,
     ) {
         let (rows, c) = (self.rows, &self.model.config);
-        let style = c.rope.unwrap_or(RopeStyle::Interleaved);
+        let style = c.attention.style.unwrap_or(RopeStyle::Interleaved);
         let LatentHeads { nope, rope: n_rope, .. } = m.sizes;
         rows.each(key_queries, m.heads.q_width(), &|r, row| {
             let queries = queries[r * q_stride..].chunks_exact(m.sizes.query());

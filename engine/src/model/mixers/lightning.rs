@@ -15,9 +15,10 @@ use crate::kernels::recurrent::StateMemory;
 use crate::kernels::recurrent::linear_attention::{LinearHeads, LinearRows, linear_attention};
 use crate::kernels::recurrent::scan::Operand;
 use crate::math::{exp, pow};
-use crate::model::config::{Config, MAX_WIDTH};
+use crate::model::config::Config;
 use crate::model::forward::Stage;
 use crate::model::keys::Keys;
+use crate::model::keys::MAX_WIDTH;
 use crate::model::loader::LoadedTensors;
 use crate::model::mixers::RecurrentConfig;
 use crate::model::residual::orders::{ForwardPass, SubLayerRows};
@@ -26,8 +27,9 @@ use crate::model::rows::columns;
 use crate::model::scratch::StepScratch;
 use crate::model::weights::{Linear, LinearGroup, Norm, linear, required_norm};
 
-/// A tensor that only layers with lightning attention have, in families that have such layers.
-pub(crate) const MARKER: &str = "attn_norm_2.weight";
+/// Tensors that only layers with lightning attention have together.
+pub(crate) const MARKERS: [&str; 2] = [NORM, "attn_gate.weight"];
+const NORM: &str = "attn_norm_2.weight";
 
 /// Sizes of lightning attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,7 +81,7 @@ const REQUIRED: &[Layout] = &[(Part::Recurrent, 0)];
 
 /// The tensors of a layer.
 pub(crate) const TENSORS: &[TensorRow] = &[
-    TensorRow::new(MARKER, |c, _| vector(config(c)?.width())).of(REQUIRED),
+    TensorRow::new(NORM, |c, _| vector(config(c)?.width())).of(REQUIRED),
     TensorRow::new("attn_qkv.weight", |c, _| matrix(3 * config(c)?.width(), c.n_embd)).of(REQUIRED),
     TensorRow::new("attn_gate.weight", |c, _| matrix(config(c)?.width(), c.n_embd)).of(REQUIRED),
     TensorRow::new("attn_output.weight", |c, _| matrix(c.n_embd, config(c)?.width())).of(REQUIRED),

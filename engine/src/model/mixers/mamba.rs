@@ -19,9 +19,10 @@ use crate::kernels::panel::Matrix;
 use crate::kernels::recurrent::conv::{Conv, ConvRows, causal_conv};
 use crate::kernels::recurrent::scan::{Operand, ScanRows, ScanSize, selective_scan};
 use crate::kernels::recurrent::{StateMemory, softplus};
-use crate::model::config::{Config, MAX_WIDTH};
+use crate::model::config::Config;
 use crate::model::forward::Stage;
 use crate::model::keys::Keys;
+use crate::model::keys::MAX_WIDTH;
 use crate::model::loader::LoadedTensors;
 use crate::model::mixers::{MAX_CONV, RecurrentConfig};
 use crate::model::residual::orders::{ForwardPass, SubLayerRows};
@@ -49,41 +50,46 @@ pub struct MambaConfig {
 }
 
 impl MambaConfig {
-    pub(crate) fn read(
-        keys: &Keys<'_, '_>,
-        n_embd: usize,
-        is_mamba2: bool,
-        by_heads: bool,
-    ) -> Result<MambaConfig, LoadError> {
+    pub(crate) fn read(keys: &Keys<'_, '_>, is_mamba2: bool) -> Result<MambaConfig, LoadError> {
+        let (channels, n_state, rank, conv) = MambaConfig::sizes(keys)?;
+        if !is_mamba2 {
+            let size = ScanSize { channels, per_head: 1, per_group: channels, n_state };
+            let plain_norms = keys.bool("ssm.dt_b_c_rms")?.unwrap_or(false);
+            return Ok(MambaConfig { size, conv, step_rank: Some(rank), plain_norms, by_heads: false });
+        }
+        let n_group = keys.u32("ssm.group_count")?;
+        let n_group = keys.in_range("ssm.group_count", n_group.or(Some(1)), 1..=rank as u32)?;
+        MambaConfig::of_heads(keys, n_group)
+    }
+
+    /// The layers of PLaMo 2, in a model of width `n_embd`.
+    pub(crate) fn by_heads(keys: &Keys<'_, '_>, n_embd: usize) -> Result<MambaConfig, LoadError> {
+        let step_rank = Some((n_embd / 16).max(64));
+        Ok(MambaConfig { step_rank, by_heads: true, ..MambaConfig::of_heads(keys, 1)? })
+    }
+
+    /// Channels, values of the state of a channel, rank or heads of the steps, inputs of the convolution.
+    fn sizes(keys: &Keys<'_, '_>) -> Result<(usize, usize, usize, usize), LoadError> {
         let channels = keys.size("ssm.inner_size", 1..=MAX_WIDTH)?;
         let n_state = keys.size("ssm.state_size", 1..=MAX_STATE)?;
         let rank = keys.size("ssm.time_step_rank", 1..=channels as u32)?;
-        let conv = keys.size("ssm.conv_kernel", 1..=MAX_CONV)?;
-        if !is_mamba2 && !by_heads {
-            let size = ScanSize { channels, per_head: 1, per_group: channels, n_state };
-            let plain_norms = keys.bool("ssm.dt_b_c_rms")?.unwrap_or(false);
-            return Ok(MambaConfig { size, conv, step_rank: Some(rank), plain_norms, by_heads });
+        Ok((channels, n_state, rank, keys.size("ssm.conv_kernel", 1..=MAX_CONV)?))
+    }
+
+    fn of_heads(keys: &Keys<'_, '_>, n_group: usize) -> Result<MambaConfig, LoadError> {
+        let (channels, n_state, n_head, conv) = MambaConfig::sizes(keys)?;
+        if !channels.is_multiple_of(n_head) || channels == n_head {
+            let expected = format!("a larger multiple of ssm.time_step_rank, {n_head}");
+            return Err(keys.wrong("ssm.inner_size", channels, expected));
         }
-        let n_group = match keys.u32("ssm.group_count")? {
-            _ if by_heads => 1,
-            n => keys.in_range("ssm.group_count", n.or(Some(1)), 1..=rank as u32)?,
-        };
-        if !channels.is_multiple_of(rank) || channels == rank {
-            return Err(keys.wrong(
-                "ssm.inner_size",
-                channels,
-                format!("a larger multiple of ssm.time_step_rank, {rank}"),
-            ));
-        }
-        if !rank.is_multiple_of(n_group) {
-            return Err(keys.wrong("ssm.time_step_rank", rank, format!("a multiple of ssm.group_count, {n_group}")));
+        if !n_head.is_multiple_of(n_group) {
+            return Err(keys.wrong("ssm.time_step_rank", n_head, format!("a multiple of ssm.group_count, {n_group}")));
         }
         if n_group * n_state > MAX_WIDTH as usize {
             return Err(keys.wrong("ssm.group_count", n_group, format!("at most {}", MAX_WIDTH as usize / n_state)));
         }
-        let size = ScanSize { channels, per_head: channels / rank, per_group: channels / n_group, n_state };
-        let step_rank = by_heads.then(|| (n_embd / 16).max(64));
-        Ok(MambaConfig { size, conv, step_rank, plain_norms: false, by_heads })
+        let size = ScanSize { channels, per_head: channels / n_head, per_group: channels / n_group, n_state };
+        Ok(MambaConfig { size, conv, step_rank: None, plain_norms: false, by_heads: false })
     }
 
     fn n_head(&self) -> usize {

@@ -7,6 +7,7 @@ pub(crate) mod compressed;
 mod delta_net;
 pub(crate) mod indexer;
 mod kda;
+mod kind;
 pub(crate) mod latent;
 mod lightning;
 mod low_rank;
@@ -24,6 +25,8 @@ pub use compressed::{CompressedConfig, CompressedWeights};
 pub use delta_net::{DeltaNet, DeltaNetConfig};
 pub use indexer::{IndexerConfig, IndexerWeights, Selection};
 pub use kda::{Kda, KdaConfig};
+pub(crate) use kind::LayerKind;
+pub use kind::MixerKind;
 pub use latent::{LatentHeads, LatentWeights};
 pub use lightning::{Lightning, LightningConfig};
 pub use low_rank::LowRank;
@@ -37,43 +40,12 @@ use crate::error::LoadError;
 use crate::gguf::Gguf;
 use crate::kernels::panel::Matrix;
 use crate::kernels::recurrent::StateMemory;
-use crate::model::families::Arch;
+use crate::model::family::Family;
 use crate::model::keys::Keys;
 use crate::model::loader::LoadedTensors;
 use crate::model::residual::orders::{ForwardPass, SubLayerRows};
 use crate::model::roles::TensorRow;
 use crate::model::scratch::StepScratch;
-
-/// What mixes the tokens of a sequence in a layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum MixerKind {
-    /// Attention over the keys and values of the tokens before.
-    Attention,
-    /// Multi-head latent attention: all heads share keys, which are values too.
-    Latent,
-    /// Attention over the keys in a window and compressed keys, which are values too (DeepSeek-V4).
-    Compressed,
-    /// A recurrent mixer, of the kind of [`RecurrentConfig`].
-    Recurrent,
-    /// Attention and a recurrent mixer on the same input; their outputs are added.
-    Both,
-    /// A matrix instead of attention: tokens are not mixed (DeciLM).
-    Linear,
-    /// Nothing: the layer has a feed-forward only.
-    None,
-}
-
-impl MixerKind {
-    /// Whether the layer has keys and values.
-    pub const fn has_attention(self) -> bool {
-        matches!(self, MixerKind::Attention | MixerKind::Latent | MixerKind::Compressed | MixerKind::Both)
-    }
-
-    /// Whether the layer has a recurrent state.
-    pub const fn is_recurrent(self) -> bool {
-        matches!(self, MixerKind::Recurrent | MixerKind::Both)
-    }
-}
 
 /// Kind and sizes of a model's recurrent mixers.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -199,19 +171,10 @@ const MARKERS: [(&str, bool); 4] = [
     ("time_mix_key.weight", false),
     (kda::MARKER, true),
 ];
-/// The same in families with lightning attention.
-const LIGHTNING: [(&str, bool); 1] = [(lightning::MARKER, true)];
 
 /// Tensors of which a layer with a feed-forward has one.
 const FEED_FORWARDS: [&str; 4] =
     ["ffn_up.weight", "ffn_up_exps.weight", "ffn_gate_up_exps.weight", rwkv::CHANNEL_MIX_KEY];
-
-/// What the tensors of a file tell about a layer.
-#[derive(Clone, Copy)]
-pub(crate) struct LayerKind {
-    pub(crate) mixer: MixerKind,
-    pub(crate) has_ffn: bool,
-}
 
 fn has(shards: &[Gguf<'_>], name: &str) -> bool {
     shards.iter().any(|gguf| gguf.tensor(name).is_some())
@@ -222,13 +185,14 @@ fn has(shards: &[Gguf<'_>], name: &str) -> bool {
 /// instead of attention.
 pub(crate) fn layer_kinds(
     keys: &Keys<'_, '_>,
-    arch: &Arch,
     n_layer: usize,
     shards: &[Gguf<'_>],
 ) -> Result<Vec<LayerKind>, LoadError> {
     let has = |i: usize, part: &str| has(shards, &format!("blk.{i}.{part}"));
-    let markers = if arch.lightning { &LIGHTNING[..] } else { &MARKERS };
-    let marker = |i| markers.iter().find(|(part, _)| has(i, part)).map(|(_, has_output)| *has_output);
+    let marker = |i| match lightning::MARKERS.iter().all(|part| has(i, part)) {
+        true => Some(true),
+        false => MARKERS.iter().find(|(part, _)| has(i, part)).map(|(_, has_output)| *has_output),
+    };
     let recurrent: Vec<Option<bool>> = (0..n_layer).map(marker).collect();
     let is_hybrid = recurrent.iter().any(Option::is_some);
     let sizes = |name: &str| match keys.is_array(name) && !is_hybrid {
@@ -261,8 +225,8 @@ pub(crate) fn layer_kinds(
 /// Reads the configuration of the recurrent layers, if there are any.
 pub(crate) fn read(
     keys: &Keys<'_, '_>,
-    arch: &Arch,
-    n_embd: usize,
+    family: &Family,
+    (n_embd, norm_eps): (usize, f32),
     kinds: &[LayerKind],
     shards: &[Gguf<'_>],
 ) -> Result<Option<RecurrentConfig>, LoadError> {
@@ -270,17 +234,17 @@ pub(crate) fn read(
     let has = |part: &str| has(shards, &format!("blk.{i}.{part}"));
     let config = if has("shortconv.conv.weight") {
         RecurrentConfig::ShortConv(ShortConvConfig::read(keys, n_embd)?)
-    } else if arch.lightning {
+    } else if lightning::MARKERS.iter().all(|part| has(part)) {
         RecurrentConfig::Lightning(LightningConfig::read(keys, n_embd, kinds.len())?)
     } else if has(kda::MARKER) {
-        RecurrentConfig::Kda(KdaConfig::read(keys, arch)?)
+        RecurrentConfig::Kda(KdaConfig::read(keys, norm_eps)?)
     } else if has("time_mix_key.weight") {
         let c = RwkvConfig::read(keys, n_embd, has(rwkv::CHANNEL_MIX_KEY))?;
         if has("time_mix_first.weight") { RecurrentConfig::Rwkv6(c) } else { RecurrentConfig::Rwkv7(c) }
     } else if has("ssm_beta.weight") || has("ssm_ba.weight") {
-        RecurrentConfig::DeltaNet(DeltaNetConfig::read(keys, arch)?)
+        RecurrentConfig::DeltaNet(DeltaNetConfig::read(keys, family.tiled_value_heads, norm_eps)?)
     } else {
-        RecurrentConfig::Mamba(MambaConfig::read(keys, n_embd, !has("ssm_x.weight"), arch.mamba_by_heads)?)
+        RecurrentConfig::Mamba(MambaConfig::read(keys, !has("ssm_x.weight"))?)
     };
     Ok(Some(config))
 }

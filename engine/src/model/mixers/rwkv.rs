@@ -19,8 +19,9 @@ use crate::kernels::norm::{NormKind, NormWeights, norm_in_place};
 use crate::kernels::panel::Matrix;
 use crate::kernels::recurrent::StateMemory;
 use crate::kernels::recurrent::shift::token_shift;
-use crate::model::config::{Config, MAX_WIDTH};
+use crate::model::config::Config;
 use crate::model::keys::Keys;
+use crate::model::keys::MAX_WIDTH;
 use crate::model::loader::LoadedTensors;
 use crate::model::mixers::RecurrentConfig;
 use crate::model::residual::orders::{ForwardPass, SubLayerRows};
@@ -84,11 +85,11 @@ pub(crate) fn channel_vector(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
 }
 
 pub(crate) fn channel_key(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    if config(c)?.channel_mix { matrix(c.layer.n_ff, c.n_embd) } else { None }
+    if config(c)?.channel_mix { matrix(c.layer.ffn.width, c.n_embd) } else { None }
 }
 
 pub(crate) fn channel_value(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    if config(c)?.channel_mix { matrix(c.n_embd, c.layer.n_ff) } else { None }
+    if config(c)?.channel_mix { matrix(c.n_embd, c.layer.ffn.width) } else { None }
 }
 
 pub(crate) fn channel_receptance(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {

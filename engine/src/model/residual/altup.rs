@@ -13,6 +13,9 @@
 
 use alloc::vec::Vec;
 
+use crate::error::LoadError;
+use crate::model::keys::Keys;
+
 use crate::kernels::Cpu;
 use crate::kernels::act::Floats;
 use crate::kernels::attention::KvMemory;
@@ -24,6 +27,12 @@ use crate::model::residual::orders::{ForwardPass, ResidualRows, SubLayerRows};
 use crate::model::rows::{as_columns, columns};
 use crate::model::scratch::{Scratch, StepScratch};
 use crate::model::weights::{AltUp, AltUpProjections, Laurel, padded};
+
+/// Reads the number of residual streams. The first one must be the one that blocks compute.
+pub(crate) fn read(keys: &Keys<'_, '_>) -> Result<usize, LoadError> {
+    keys.in_range("altup.active_idx", keys.u32("altup.active_idx")?.or(Some(0)), 0..=0)?;
+    keys.size("altup.num_inputs", 2..=16)
+}
 
 /// Buffers of the streams.
 pub(crate) struct AltUpScratch {
@@ -51,7 +60,7 @@ impl ForwardPass<'_, '_> {
     pub(crate) fn split_streams(&self, of: &AltUpProjections, s: &mut Scratch) {
         let (d, n, rows) = (self.model.config.n_embd, self.n, self.rows);
         let Scratch { x, step, altup, .. } = s;
-        let (x, width) = (&x[..n * d], self.model.config.n_altup * d);
+        let (x, width) = (&x[..n * d], self.model.config.residual.n_altup * d);
         let (streams, projected) = (&mut altup.streams[..n * width], &mut altup.laurel[..n * padded(d)]);
         rows.each(streams, width, &|r, streams| streams[..d].copy_from_slice(&x[r * d..][..d]));
         for (j, w) in of.split.iter().enumerate() {
@@ -70,7 +79,7 @@ impl ForwardPass<'_, '_> {
     pub(crate) fn merge_streams(&self, of: &AltUpProjections, s: &mut Scratch) {
         let (d, n, rows) = (self.model.config.n_embd, self.n, self.rows);
         let Scratch { x, h, step, altup, .. } = s;
-        let (x, h, count) = (&mut x[..n * d], &mut h[..n * d], self.model.config.n_altup);
+        let (x, h, count) = (&mut x[..n * d], &mut h[..n * d], self.model.config.residual.n_altup);
         let (streams, projected) = (&altup.streams[..n * count * d], &mut altup.laurel[..n * padded(d)]);
         rows.each(x, d, &|r, x| x.copy_from_slice(&streams[r * count * d..][..d]));
         for (j, w) in of.merge.iter().enumerate() {
@@ -89,7 +98,7 @@ impl ForwardPass<'_, '_> {
         self.predict(altup, s);
         let Scratch { x, h, y, step, attention, experts, embeddings, altup: buffers, .. } = s;
         let (model, d, n, rows) = (self.model, self.model.config.n_embd, self.n, self.rows);
-        let (layer, width) = (model.layer(i), model.config.n_altup * d);
+        let (layer, width) = (model.layer(i), model.config.residual.n_altup * d);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
         let input = rows.normed(layer.attn_norm.as_ref(), x, h);
         self.trace_stage(Stage::AttnNorm, Some(i), &mut columns(input, d, 0, d));
@@ -104,17 +113,17 @@ impl ForwardPass<'_, '_> {
         self.ffn(i, SubLayerRows { x: input, y }, &mut memory.states, experts, step);
         self.add(i, layer.post_ffn_norm.as_ref(), Stage::PostFfnNorm, ResidualRows { x, y, h });
 
-        let router = &mut buffers.router[..n * padded(model.config.n_altup)];
+        let router = &mut buffers.router[..n * padded(model.config.residual.n_altup)];
         self.stream_weights(altup, (x, d), (h, router), step);
         let (streams, predictions) = (&mut buffers.streams[..n * width], &buffers.predictions[..n * width]);
         let (x, router) = (&*x, &*router);
         rows.each(streams, width, &|r, streams| {
             let (x, predictions) = (&x[r * d..][..d], &predictions[r * width..][..width]);
-            let weights = &router[r * padded(model.config.n_altup)..][..model.config.n_altup];
+            let weights = &router[r * padded(model.config.residual.n_altup)..][..model.config.residual.n_altup];
             for ((stream, prediction), factors) in streams
                 .chunks_exact_mut(d)
                 .zip(predictions.chunks_exact(d))
-                .zip(altup.correct.chunks_exact(model.config.n_altup))
+                .zip(altup.correct.chunks_exact(model.config.residual.n_altup))
             {
                 let factor = 1.0 + dot(factors, weights);
                 stream.copy_from_slice(x);
@@ -142,7 +151,7 @@ impl ForwardPass<'_, '_> {
     /// Predictions of the streams; that of the first one is the residual stream of the block.
     fn predict(&self, altup: &AltUp, s: &mut Scratch) {
         let Scratch { x, h, step, altup: buffers, .. } = s;
-        let (d, n, rows, count) = (self.model.config.n_embd, self.n, self.rows, self.model.config.n_altup);
+        let (d, n, rows, count) = (self.model.config.n_embd, self.n, self.rows, self.model.config.residual.n_altup);
         let (x, h, width) = (&mut x[..n * d], &mut h[..n * d], count * d);
         let router = &mut buffers.router[..n * padded(count)];
         let streams = &buffers.streams[..n * width];
@@ -174,7 +183,7 @@ impl ForwardPass<'_, '_> {
         rows.norm(&altup.router_norm, x, stride, h);
         rows.each(h, d, &|_, h| scale(rows.cpu, h, 1.0 / d as f32));
         rows.linear(&altup.router, h, router, &mut step.words);
-        rows.each(router, padded(self.model.config.n_altup), &|_, row| soft_cap(rows.cpu, row, 1.0));
+        rows.each(router, padded(self.model.config.residual.n_altup), &|_, row| soft_cap(rows.cpu, row, 1.0));
     }
 
     /// `y = x + norm(R L x)`.

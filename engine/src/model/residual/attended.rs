@@ -9,6 +9,9 @@
 
 use alloc::vec::Vec;
 
+use crate::error::LoadError;
+use crate::model::keys::{Keys, MAX_LAYERS};
+
 use crate::kernels::attention::KvMemory;
 use crate::kernels::exp::exp;
 use crate::kernels::norm::{NormWeights, norm};
@@ -19,7 +22,16 @@ use crate::model::scratch::Scratch;
 use crate::model::weights::padded;
 
 /// Most streams that are kept.
-pub(crate) const MAX_KEPT: usize = 63;
+const MAX_KEPT: usize = 63;
+
+/// Reads the number of layers after which the residual stream is kept; 0 if it is not.
+pub(crate) fn block(keys: &Keys<'_, '_>, n_layer: usize) -> Result<usize, LoadError> {
+    let name = "attn_res.block_size";
+    match keys.u32(name)? {
+        None | Some(0) => Ok(0),
+        block => keys.in_range(name, block, n_layer.div_ceil(MAX_KEPT) as u32..=MAX_LAYERS),
+    }
+}
 
 impl RowOps<'_> {
     /// `h = mix(x, w)` for rows of `d` floats; `kept` is (streams, rows, d).
@@ -55,7 +67,7 @@ impl ForwardPass<'_, '_> {
         let Scratch { x, h, y, step, attention, experts, residuals, .. } = s;
         let (layer, rows, d, n) = (&self.model.weights.layers[i], self.rows, self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
-        let [before, after] = self.model.config.kept_residuals(i);
+        let [before, after] = self.model.config.residual.kept(i);
         rows.mix_residuals(&scores[0], x, &residuals[..before * n * d], h);
         if after > before {
             residuals[before * n * d..][..n * d].copy_from_slice(x);

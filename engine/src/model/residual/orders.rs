@@ -9,9 +9,10 @@ use crate::kernels::elementwise::{Activation, activate, add_scaled, clamp, gate_
 use crate::kernels::recurrent::{StateSpan, softplus};
 use crate::kernels::rope::{RopeStyle, Rotation, rope};
 use crate::model::Model;
-use crate::model::config::HeadConfig;
-use crate::model::families::{ExpertInput, OutputGate};
+use crate::model::family::ExpertInput;
 use crate::model::forward::{Stage, Trace};
+use crate::model::mixers::attention::HeadConfig;
+use crate::model::mixers::attention::OutputGate;
 use crate::model::mixers::indexer::IndexInput;
 use crate::model::rows::{RowOps, columns};
 use crate::model::scratch::{AttentionScratch, LayerEmbeddingScratch, Scratch, StepScratch};
@@ -59,7 +60,8 @@ impl ForwardPass<'_, '_> {
         let Scratch { x, h, y, step, attention, experts, embeddings, skips, .. } = s;
         let (layer, d, n) = (self.model.layer(i), self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
-        let reads_residual = self.model.config.arch.expert_input == ExpertInput::Residual;
+        let experts_config = self.model.config.ffn.experts;
+        let reads_residual = experts_config.is_some_and(|e| e.input == ExpertInput::Residual);
         if !experts.layer_input.is_empty() && !reads_residual {
             experts.layer_input[..n * d].copy_from_slice(x);
         }
@@ -99,7 +101,7 @@ impl ForwardPass<'_, '_> {
         s: &LayerEmbeddingScratch,
         step: &mut StepScratch,
     ) {
-        let (rows, width, act) = (self.rows, self.model.config.n_embd_layer, self.model.config.arch.act);
+        let (rows, width, act) = (self.rows, self.model.config.embedding.per_layer, self.model.config.ffn.act);
         let (stride, at) = (padded(width), self.model.config.layers[i].block * width);
         let wide = &mut step.wide[..self.n * stride];
         rows.linear(&layer.gate, x, wide, &mut step.words);
@@ -179,7 +181,7 @@ impl ForwardPass<'_, '_> {
 
     /// `x = h * residual_scale + y`.
     fn replace(&self, x: &mut [f32], h: &[f32], y: &[f32]) {
-        let (rows, d, factor) = (self.rows, self.model.config.n_embd, self.model.config.residual_scale);
+        let (rows, d, factor) = (self.rows, self.model.config.n_embd, self.model.config.residual.scale);
         rows.each(x, d, &|r, x| {
             x.copy_from_slice(&h[r * d..][..d]);
             scale(rows.cpu, x, factor);
@@ -190,7 +192,7 @@ impl ForwardPass<'_, '_> {
     /// `x = x + post_norm(y) * residual_scale`; `h` is overwritten if there is a norm.
     pub(crate) fn add(&mut self, i: usize, norm: Option<&Norm>, stage: Stage, rows: ResidualRows<'_>) {
         let ResidualRows { x, y, h } = rows;
-        let (d, scale) = (self.model.config.n_embd, self.model.config.residual_scale);
+        let (d, scale) = (self.model.config.n_embd, self.model.config.residual.scale);
         let Some(norm) = norm else { return self.rows.add(x, d, y, padded(d), scale) };
         self.rows.norm(norm, y, padded(d), h);
         self.trace_stage(stage, Some(i), &mut columns(h, d, 0, d));
@@ -235,20 +237,20 @@ impl ForwardPass<'_, '_> {
         StepScratch { wide, words, .. }: &mut StepScratch,
     ) {
         let (c, rows, at) = (&self.model.config, self.rows, Some(i));
-        let heads = c.layers[i].heads;
+        let heads = c.layers[i].attention.heads;
         let (q_width, k_width, v_width, out_width) =
             (heads.q_width(), heads.k_width(), heads.v_width(), heads.out_width());
         let stride = layer.qkv.stride;
-        let ([k_at, v_at], owns_kv) = (layer.kv_at, c.layers[i].owns_kv);
+        let ([k_at, v_at], owns_kv) = (layer.kv_at, c.layers[i].attention.owns_kv);
         let (qkv, rest) = wide.split_at_mut(self.n * stride);
         rows.linear_group(&layer.qkv, x, qkv, words);
         self.select(i, IndexInput { x, compressed: Floats { x: &[], stride: 1 } }, s, memory, words);
-        if let Some(limit) = c.qkv_limit {
+        if let Some(limit) = c.attention.qkv_limit {
             let end = if owns_kv { v_at + v_width } else { q_width };
             rows.each(qkv, stride, &|_, row| clamp(rows.cpu, &mut row[..end], limit));
         }
-        let (gates, rest) = rest.split_at_mut(if c.arch.gated_queries { self.n * q_width } else { 0 });
-        if c.arch.gated_queries {
+        let (gates, rest) = rest.split_at_mut(if c.attention.gated_queries { self.n * q_width } else { 0 });
+        if c.attention.gated_queries {
             self.split_gates(&heads, qkv, stride, gates);
         }
         self.trace_stage(Stage::Q, at, &mut columns(qkv, stride, 0, q_width));
@@ -265,7 +267,7 @@ impl ForwardPass<'_, '_> {
         self.rotate(i, layer, qkv, s);
         let k = columns(qkv, stride, k_at, if owns_kv { k_width } else { 0 });
         self.trace_stage(Stage::Rope, at, &mut columns(qkv, stride, 0, q_width).chain(k));
-        let kv = self.kv.layers()[c.layers[i].kv_layer];
+        let kv = self.kv.layers()[c.layers[i].attention.kv_layer];
         if owns_kv {
             let kv_rows = KvRows { x: qkv, stride, k_at, v_at, slots: &s.slots };
             attention::write_kv(rows.cpu, rows.pool, &kv, kv_rows, memory);
@@ -274,10 +276,14 @@ impl ForwardPass<'_, '_> {
             kv,
             memory,
             n_head: heads.n_head,
-            window: c.layers[i].window,
-            soft_cap: c.attn_soft_cap,
-            alibi: c.alibi.as_deref(),
-            bias: layer.distance_bias.as_ref().map(|table| DistanceBias { table, max: c.arch.relative_distance }),
+            window: c.layers[i].attention.window,
+            soft_cap: c.attention.soft_cap,
+            alibi: c.attention.alibi.as_deref(),
+            bias: layer
+                .distance_bias
+                .as_ref()
+                .zip(c.attention.distances)
+                .map(|(table, d)| DistanceBias { table, max: d.max }),
             sinks: layer.sinks.as_deref(),
             selected: self.selected(i, &s.selection),
             q: qkv,
@@ -293,11 +299,11 @@ impl ForwardPass<'_, '_> {
         if let Some(norm) = &layer.attn_sub_norm {
             rows.norm_each(norm, out);
         }
-        if c.arch.gated_queries {
+        if c.attention.gated_queries {
             rows.each(out, out_width, &|r, out| gate_by_sigmoid(rows.cpu, out, &gates[r * out_width..][..out_width]));
         }
-        if c.value_scale != 1.0 {
-            rows.each(out, out_width, &|_, out| scale(rows.cpu, out, c.value_scale));
+        if c.attention.value_scale != 1.0 {
+            rows.each(out, out_width, &|_, out| scale(rows.cpu, out, c.attention.value_scale));
         }
         self.trace_stage(Stage::AttnOut, at, &mut columns(out, out_width, 0, out_width));
         rows.linear(&layer.o, out, y, words);
@@ -306,7 +312,7 @@ impl ForwardPass<'_, '_> {
     /// `out = out * act(gate)`, where the layer has a gate, per head or per element.
     fn gate_output(&self, heads: &HeadConfig, layer: &AttentionWeights, qkv: &mut [f32], out: &mut [f32]) {
         let (Some(at), Some((gate, _))) = (layer.gate_at, layer.qkv.linears.last()) else { return };
-        let (rows, stride, act) = (self.rows, layer.qkv.stride, self.model.config.arch.output_gate);
+        let (rows, stride, act) = (self.rows, layer.qkv.stride, self.model.config.attention.output_gate);
         let (n_gates, width) = (gate.w.rows(), heads.out_width());
         rows.each(qkv, stride, &|_, row| activate_gates(rows.cpu, act, &mut row[at..at + n_gates]));
         rows.each(out, width, &|r, out| {
@@ -334,10 +340,10 @@ impl ForwardPass<'_, '_> {
     /// multiplied by the scale of the attention scores.
     fn rotate(&self, i: usize, layer: &AttentionWeights, qkv: &mut [f32], s: &AttentionScratch) {
         let (c, rows) = (&self.model.config, self.rows);
-        let sizes = c.layers[i].heads;
+        let sizes = c.layers[i].attention.heads;
         let (q_width, k_at) = (sizes.q_width(), layer.kv_at[0]);
-        let k_width = if c.layers[i].owns_kv { sizes.k_width() } else { 0 };
-        let style = c.rope.unwrap_or(RopeStyle::NeoX);
+        let k_width = if c.layers[i].attention.owns_kv { sizes.k_width() } else { 0 };
+        let style = c.attention.style.unwrap_or(RopeStyle::NeoX);
         rows.each(qkv, layer.qkv.stride, &|r, row| {
             let (cos, sin) = s.turns(c, i, r);
             let (q, rest) = row.split_at_mut(k_at.max(q_width));
@@ -345,7 +351,7 @@ impl ForwardPass<'_, '_> {
             let parts = [(&mut q[..q_width], &layer.q_norm, q_scale), (&mut rest[..k_width], &layer.k_norm, 1.0)];
             for (heads, norm, factor) in parts {
                 match norm {
-                    Some(norm) if c.arch.rope_before_norm => {
+                    Some(norm) if c.attention.rope_before_norm => {
                         rope(rows.cpu, Rotation { style, cos, sin, scale: 1.0 }, heads, sizes.key_dim);
                         rows.norm_heads(norm, heads);
                         scale(rows.cpu, heads, factor);

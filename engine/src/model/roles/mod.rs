@@ -14,11 +14,22 @@ use crate::kernels::WeightArena;
 use crate::kernels::panel::Matrix;
 use crate::model::config::{Config, LayerConfig, MixerKind, RecurrentConfig};
 use crate::model::embeddings::ngrams;
-use crate::model::families::IndexerKind;
+use crate::model::family::IndexerKind;
 use crate::model::mixers::{Selection, compressed, indexer, latent};
 use crate::model::residual::hyper;
 use crate::model::roles::tables::{LAYER_TENSORS, MODEL_TENSORS};
 use crate::quant::Dtype;
+
+/// How the names of tensors in files of a family differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorNames {
+    /// Names without the suffix, and the names of the same tensors in others.
+    pub aliases: &'static [(&'static str, &'static str)],
+    /// Beginning of names.
+    pub prefix: &'static str,
+    /// Beginnings of the names of layer tensors that text does not use.
+    pub ignored: &'static [&'static str],
+}
 
 /// Suffixes of tensors that the forward pass ignores: precomputed tables of old converters.
 const IGNORED: [&str; 1] = ["rotary_emb.inv_freq"];
@@ -56,7 +67,7 @@ impl Role {
         let (row, scope) = match name.strip_prefix("blk.") {
             Some(rest) => {
                 let (layer, part) = rest.split_once('.')?;
-                let n_experts = c.experts.map_or(0, |e| e.n);
+                let n_experts = c.ffn.experts.map_or(0, |e| e.n);
                 let i = index(layer)?;
                 let row = layer_tables(c, i)?.into_iter().find_map(|rows| find(rows, part, n_experts));
                 (row?, Scope { config: c, layer: c.block(i) })
@@ -248,7 +259,7 @@ fn layer_tables(c: &Config, layer: usize) -> Option<[&'static [TensorRow]; 7]> {
         MixerKind::Compressed => compressed::TENSORS,
         _ => &[],
     };
-    let indexer = if c.indexer.is_some() { indexer::TENSORS } else { &[] };
+    let indexer = if c.attention.indexer.is_some() { indexer::TENSORS } else { &[] };
     let recurrent = recurrent.map_or(&[][..], RecurrentConfig::tensors);
     let [hyper, gated] = [hyper::TENSORS, hyper::gated::TENSORS];
     Some([recurrent, latent, indexer, hyper, gated, ngrams::TENSORS, LAYER_TENSORS])
@@ -326,12 +337,12 @@ const WITHOUT_SUFFIX: [(&str, &str); 3] = [
 
 /// The name of a tensor in the table: families have names of their own for some.
 pub(crate) fn canonical(name: &str, c: &Config) -> String {
-    let name = name.strip_prefix(c.arch.prefix).unwrap_or(name);
+    let name = name.strip_prefix(c.names.prefix).unwrap_or(name);
     let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
     let (prefix, part) = layer.map_or((String::new(), name), |(layer, part)| (format!("blk.{layer}."), part));
     let part = WITHOUT_SUFFIX.iter().find(|(short, _)| *short == part).map_or(part, |(_, whole)| whole);
     let (stem, suffix) = part.rsplit_once('.').unwrap_or((part, ""));
-    match c.arch.aliases.iter().find(|(alias, _)| *alias == stem) {
+    match c.names.aliases.iter().find(|(alias, _)| *alias == stem) {
         Some((_, stem)) => format!("{prefix}{stem}.{suffix}"),
         None => format!("{prefix}{part}"),
     }
@@ -342,14 +353,14 @@ fn is_ignored(name: &str, c: &Config) -> bool {
     let part = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')).map_or(name, |(_, part)| part);
     let layer = name.strip_prefix("blk.").and_then(|rest| index(rest.split_once('.')?.0)).map(|i| c.block(i));
     let is_of_keys = ["attn_k.", "attn_v.", "attn_k_norm."].iter().any(|beginning| part.starts_with(beginning));
-    (is_of_keys && layer.is_some_and(|l| l.mixer.has_attention() && !l.owns_kv))
+    (is_of_keys && layer.is_some_and(|l| l.mixer.has_attention() && !l.attention.owns_kv))
         || (part.starts_with("indexer.") && layer.is_some_and(|l| !reads_indexer(c, l)))
-        || c.arch.ignored.iter().any(|beginning| part.starts_with(beginning))
+        || c.names.ignored.iter().any(|beginning| part.starts_with(beginning))
 }
 
 /// Whether a layer has an indexer of its own, or must have none.
 fn reads_indexer(c: &Config, layer: &LayerConfig) -> bool {
-    match layer.selection {
+    match layer.attention.selection {
         Selection::Previous => false,
         // files have the tensors of all layers with attention
         Selection::All => c.arch.indexer != Some(IndexerKind::Means),
@@ -372,17 +383,17 @@ pub(crate) fn missing(c: &Config, has_tensor: impl Fn(&str) -> bool) -> Option<S
         _ if c.is_mtp_head => false,
         Need::Optional | Need::EachLayer | Need::Layouts(_) => false,
         Need::Always => (row.role)(&Scope::of_model(c), &[0; 4]).is_some(),
-        Need::LongRope { other } => c.is_longrope() || has_tensor(other),
+        Need::LongRope { other } => c.attention.is_longrope() || has_tensor(other),
     };
     if let Some(row) = model_tables().flatten().filter(is_required).find(|row| !has_tensor(row.name)) {
         return Some(row.name.into());
     }
-    let norm = if c.arch.post_norm { Part::PostNorm } else { Part::PreNorm };
+    let norm = if c.residual.post_norm { Part::PostNorm } else { Part::PreNorm };
     for layer in 0..c.n_blocks() {
         let name = |part: &str| format!("blk.{layer}.{part}");
         let has = |row: &TensorRow| match row.name.strip_suffix("_exps.weight") {
             Some(one) => {
-                let n = c.experts.map_or(0, |e| e.n);
+                let n = c.ffn.experts.map_or(0, |e| e.n);
                 has_tensor(&name(row.name)) || (0..n).all(|i| has_tensor(&name(&format!("{one}.{i}.weight"))))
             }
             None => has_tensor(&name(row.name)),
@@ -403,11 +414,11 @@ pub(crate) fn missing(c: &Config, has_tensor: impl Fn(&str) -> bool) -> Option<S
             (Part::LatentInput, latent),
             (Part::LatentQuery, latent),
             (Part::LatentHeads, latent),
-            (Part::Indexer, matches!(kind.selection, Selection::Own { .. })),
+            (Part::Indexer, matches!(kind.attention.selection, Selection::Own { .. })),
             (Part::Compressed, compressed),
             (Part::AttnOutput, attention && !compressed || kind.mixer == MixerKind::Linear),
             (Part::Recurrent, recurrent),
-            (Part::FeedForward, kind.has_ffn),
+            (Part::FeedForward, kind.ffn.exists),
             // without these a layer seems to have no feed-forward
             (Part::ExpertInput, exists("ffn_gate_inp.weight")),
         ];
@@ -432,8 +443,8 @@ pub(crate) fn missing_in_layer(c: &Config, names: &[&str], has: impl Fn(&str) ->
     for i in 0..2 * c.n_blocks() {
         let layer = i % c.n_blocks();
         let with_experts = has(&format!("blk.{layer}.ffn_gate_inp.weight"));
-        let LayerConfig { mixer, has_ffn, .. } = *c.block(layer);
-        let Some(before) = last.insert((mixer, has_ffn, with_experts), layer) else { continue };
+        let LayerConfig { mixer, ffn, .. } = *c.block(layer);
+        let Some(before) = last.insert((mixer, ffn.exists, with_experts), layer) else { continue };
         let prefix = format!("blk.{before}.");
         for name in &names[names.partition_point(|name| *name < &prefix[..])..] {
             let Some(part) = name.strip_prefix(&prefix[..]) else { break };

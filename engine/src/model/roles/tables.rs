@@ -1,7 +1,10 @@
 //! The tensors outside of layers and those of all layers. A mixer's own stand in its file.
 
-use crate::model::config::{Config, ExpertsConfig, MAX_WIDTH, MixerKind, PassEnd};
-use crate::model::families::ExpertInput;
+use crate::model::config::{Config, MixerKind};
+use crate::model::family::ExpertInput;
+use crate::model::ffn::experts::ExpertsConfig;
+use crate::model::keys::MAX_WIDTH;
+use crate::model::residual::PassEnd;
 use crate::model::roles::{Layout, Need, Part, Role, Scope, TensorRow, matrix, values, vector};
 
 const SEPARATE_QKV: (&str, &str) = ("attn_qkv", "either the fused or the separate tensors");
@@ -15,21 +18,16 @@ const EXPERTS: &[Layout] = &[(Part::FeedForward, 0)];
 const GATED: &[Layout] = &[(Part::FeedForward, 1)];
 const ANY_DENSE: &[Layout] = &[(Part::FeedForward, 1), (Part::FeedForward, 2)];
 
-/// Whether the streams are normalised by their connections.
-fn has_gated_streams(c: &Scope<'_>) -> bool {
-    c.hyper.is_some_and(|hyper| hyper.rank.is_some())
-}
-
 /// The norm of the input of a sub-layer.
 fn input_norm(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    if c.arch.plain_norms || has_gated_streams(c) { None } else { vector(c.n_embd) }
+    if c.norm.plain || c.residual.has_gated_streams() { None } else { vector(c.n_embd) }
 }
 
 /// The norm of the input of attention.
 fn attention_norm(c: &Scope<'_>, dims: &[u64; 4]) -> Option<Role> {
     match dims {
         // not required
-        [0, ..] if c.arch.optional_first_norm && c.layer.block == 0 => None,
+        [0, ..] if c.residual.optional_first_norm && c.layer.block == 0 => None,
         _ => input_norm(c, dims),
     }
 }
@@ -40,19 +38,19 @@ fn embedding_wide(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
 
 /// Weights of the scores of residual streams.
 fn residual_score(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    if c.residual_block > 0 { vector(c.n_embd) } else { None }
+    if c.residual.block > 0 { vector(c.n_embd) } else { None }
 }
 
 fn final_norm(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    if c.arch.post_norm || c.arch.plain_norms || has_gated_streams(c) { None } else { vector(c.n_embd) }
+    if c.residual.post_norm || c.norm.plain || c.residual.has_gated_streams() { None } else { vector(c.n_embd) }
 }
 
 fn post_norm_only(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    if c.arch.post_norm { vector(c.n_embd) } else { None }
+    if c.residual.post_norm { vector(c.n_embd) } else { None }
 }
 
 fn rope_divisors(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    vector(c.rope_pairs())
+    vector(c.attention.rope_pairs())
 }
 
 /// A projection has any shape; each must fit the one before.
@@ -71,45 +69,45 @@ fn width(dim: u64) -> usize {
 
 /// Rows of the fused projection of queries, keys and values.
 fn qkv_rows(c: &Scope<'_>) -> usize {
-    q_rows(c) + c.layer.heads.k_width() + c.layer.heads.v_width()
+    q_rows(c) + c.layer.attention.heads.k_width() + c.layer.attention.heads.v_width()
 }
 
 /// Rows of the query projection, which may give gates too.
 fn q_rows(c: &Scope<'_>) -> usize {
-    c.q_rows(&c.layer.heads)
+    c.attention.q_rows(&c.layer.attention.heads)
 }
 
 /// Rows of the up matrix, which may have those of the gate too.
 fn up_rows(c: &Scope<'_>, dim: u64) -> usize {
-    let n = c.layer.n_ff;
+    let n = c.layer.ffn.width;
     if dim == 2 * n as u64 { 2 * n } else { n }
 }
 
 /// Keys, which layers that read those of others do not have.
 fn of_keys(c: &Scope<'_>, role: Option<Role>) -> Option<Role> {
-    role.filter(|_| c.layer.owns_kv)
+    role.filter(|_| c.layer.attention.owns_kv)
 }
 
 /// The output projection, or the matrix instead of attention.
 fn attn_output(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     match c.layer.mixer {
         MixerKind::Linear => matrix(c.n_embd, c.n_embd),
-        _ => matrix(c.n_embd, c.layer.heads.out_width()),
+        _ => matrix(c.n_embd, c.layer.attention.heads.out_width()),
     }
 }
 
 /// A tensor of layers with embeddings of their own.
 fn with_embeddings(c: &Scope<'_>, role: fn(usize, usize) -> Option<Role>) -> Option<Role> {
-    if c.n_embd_layer > 0 { role(c.n_embd_layer, c.n_embd) } else { None }
+    if c.embedding.per_layer > 0 { role(c.embedding.per_layer, c.n_embd) } else { None }
 }
 
 /// A tensor of layers with several residual streams.
 fn with_streams(c: &Scope<'_>, role: Option<Role>) -> Option<Role> {
-    role.filter(|_| c.n_altup > 0)
+    role.filter(|_| c.residual.n_altup > 0)
 }
 
 fn stream_projections(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    match c.n_altup {
+    match c.residual.n_altup {
         0 => None,
         n => Some(Role::Matrices { n: n - 1, rows: c.n_embd, k: c.n_embd }),
     }
@@ -122,14 +120,14 @@ fn of_head(c: &Scope<'_>, role: Option<Role>) -> Option<Role> {
 
 /// A norm or factor of experts that read the residual stream.
 fn beside_residual(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    if c.experts.is_some() && c.arch.expert_input == ExpertInput::Residual { vector(c.n_embd) } else { None }
+    c.ffn.experts.filter(|experts| experts.input == ExpertInput::Residual).and_then(|_| vector(c.n_embd))
 }
 
 /// The tensors outside of layers; required ones are reported in this order.
 pub(crate) const MODEL_TENSORS: &[TensorRow] = &[
     TensorRow::new("token_embd.weight", |c, _| matrix(c.n_vocab, c.n_embd)).need(Need::Always),
     TensorRow::new("output_norm.weight", final_norm).need(Need::Always),
-    TensorRow::new("position_embd.weight", |c, _| match c.learned_positions {
+    TensorRow::new("position_embd.weight", |c, _| match c.embedding.learned_positions {
         true => matrix(c.n_ctx_train, c.n_embd),
         false => None,
     })
@@ -141,12 +139,12 @@ pub(crate) const MODEL_TENSORS: &[TensorRow] = &[
     .need(Need::Always),
     TensorRow::new("altup_proj.weight", stream_projections).need(Need::Always),
     TensorRow::new("altup_unembd_proj.weight", stream_projections).need(Need::Always),
-    TensorRow::new("per_layer_token_embd.weight", |c, dims| match c.n_embd_layer {
-        0 => c.ngrams.as_ref()?.table(dims),
+    TensorRow::new("per_layer_token_embd.weight", |c, dims| match c.embedding.per_layer {
+        0 => c.embedding.ngrams.as_ref()?.table(dims),
         n => matrix(c.n_vocab, n * c.n_blocks()),
     })
     .need(Need::Always),
-    TensorRow::new("per_layer_model_proj.weight", |c, _| match c.n_embd_layer {
+    TensorRow::new("per_layer_model_proj.weight", |c, _| match c.embedding.per_layer {
         0 => None,
         n => matrix(n * c.n_blocks(), c.n_embd),
     })
@@ -196,13 +194,17 @@ pub(crate) const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("attn_norm_2.weight", post_norm_only),
     TensorRow::new("attn_norm_2.bias", post_norm_only),
     TensorRow::new("ffn_norm_exps.weight", |c, _| {
-        if c.arch.expert_input == ExpertInput::Layer { vector(c.n_embd) } else { None }
+        c.ffn.experts.filter(|experts| experts.input == ExpertInput::Layer)?;
+        vector(c.n_embd)
     }),
-    TensorRow::new("altup_router.weight", |c, _| with_streams(c, matrix(c.n_altup, c.n_embd))).need(Need::EachLayer),
-    TensorRow::new("altup_router_norm.weight", |c, _| with_streams(c, vector(c.n_embd))).need(Need::EachLayer),
-    TensorRow::new("altup_predict_coef.weight", |c, _| with_streams(c, values(c.n_altup, c.n_altup * c.n_altup)))
+    TensorRow::new("altup_router.weight", |c, _| with_streams(c, matrix(c.residual.n_altup, c.n_embd)))
         .need(Need::EachLayer),
-    TensorRow::new("altup_correct_coef.weight", |c, _| with_streams(c, values(c.n_altup, c.n_altup)))
+    TensorRow::new("altup_router_norm.weight", |c, _| with_streams(c, vector(c.n_embd))).need(Need::EachLayer),
+    TensorRow::new("altup_predict_coef.weight", |c, _| {
+        with_streams(c, values(c.residual.n_altup, c.residual.n_altup * c.residual.n_altup))
+    })
+    .need(Need::EachLayer),
+    TensorRow::new("altup_correct_coef.weight", |c, _| with_streams(c, values(c.residual.n_altup, c.residual.n_altup)))
         .need(Need::EachLayer),
     TensorRow::new("altup_correct_scale.weight", |c, _| with_streams(c, vector(c.n_embd))).need(Need::EachLayer),
     // the two tell the rank
@@ -225,34 +227,37 @@ pub(crate) const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("attn_output_norm.bias", post_norm_only),
     TensorRow::new("layer_output_norm.weight", post_norm_only).of(&[(Part::PostNorm, 0)]),
     TensorRow::new("layer_output_norm.bias", post_norm_only),
-    TensorRow::new("attn_q_norm.weight", |c, _| head_norm(c.layer.heads.n_head, c.layer.heads.key_dim)),
-    TensorRow::new("attn_k_norm.weight", |c, _| of_keys(c, head_norm(c.layer.heads.n_head_kv, c.layer.heads.key_dim))),
-    TensorRow::new("attn_q_norm.bias", |c, _| vector(c.layer.heads.q_width())),
-    TensorRow::new("attn_k_norm.bias", |c, _| of_keys(c, vector(c.layer.heads.k_width()))),
-    TensorRow::new("attn_sub_norm.weight", |c, _| vector(c.layer.heads.out_width())),
-    TensorRow::new("ffn_sub_norm.weight", |c, _| vector(c.layer.n_ff)),
+    TensorRow::new("attn_q_norm.weight", |c, _| {
+        head_norm(c.layer.attention.heads.n_head, c.layer.attention.heads.key_dim)
+    }),
+    TensorRow::new("attn_k_norm.weight", |c, _| {
+        of_keys(c, head_norm(c.layer.attention.heads.n_head_kv, c.layer.attention.heads.key_dim))
+    }),
+    TensorRow::new("attn_q_norm.bias", |c, _| vector(c.layer.attention.heads.q_width())),
+    TensorRow::new("attn_k_norm.bias", |c, _| of_keys(c, vector(c.layer.attention.heads.k_width()))),
+    TensorRow::new("attn_sub_norm.weight", |c, _| vector(c.layer.attention.heads.out_width())),
+    TensorRow::new("ffn_sub_norm.weight", |c, _| vector(c.layer.ffn.width)),
     TensorRow::new("attn_rel_b.weight", |c, dims| match dims {
         // layers without have those of the first
         [0, ..] => None,
-        _ if c.relative_buckets == 0 => None,
-        _ => values(c.layer.heads.n_head, c.relative_buckets),
+        _ => values(c.layer.attention.heads.n_head, c.attention.distances?.buckets),
     }),
-    TensorRow::new("attn_sinks.weight", |c, _| vector(c.layer.heads.n_head)),
+    TensorRow::new("attn_sinks.weight", |c, _| vector(c.layer.attention.heads.n_head)),
     // a gate per head or per element
     TensorRow::new("attn_gate.weight", |c, dims| {
-        let heads = &c.layer.heads;
+        let heads = &c.layer.attention.heads;
         matrix(if dims[1] == heads.n_head as u64 { heads.n_head } else { heads.out_width() }, c.n_embd)
     }),
-    TensorRow::new("exp_probs_b.bias", |c, _| match c.layer.routes_by_token {
-        false => vector(c.experts.as_ref()?.n),
+    TensorRow::new("exp_probs_b.bias", |c, _| match c.layer.ffn.routes_by_token {
+        false => vector(c.ffn.experts.as_ref()?.n),
         true => None,
     }),
-    TensorRow::new("ffn_gate_tid2eid.weight", |c, _| match c.layer.routes_by_token {
-        true => Some(Role::Integers { width: c.experts.as_ref()?.n_used, rows: c.n_vocab }),
+    TensorRow::new("ffn_gate_tid2eid.weight", |c, _| match c.layer.ffn.routes_by_token {
+        true => Some(Role::Integers { width: c.ffn.experts.as_ref()?.n_used, rows: c.n_vocab }),
         false => None,
     })
     .need(Need::EachLayer),
-    TensorRow::new("ffn_gate_inp.bias", |c, _| vector(c.experts.as_ref()?.n)),
+    TensorRow::new("ffn_gate_inp.bias", |c, _| vector(c.ffn.experts.as_ref()?.n)),
     TensorRow::new("ffn_gate_exps.bias", |c, _| expert_biases(c, |e| e.n_ff)),
     TensorRow::new("ffn_up_exps.bias", |c, _| expert_biases(c, |e| e.n_ff)),
     TensorRow::new("ffn_down_exps.bias", |c, _| expert_biases(c, |e| e.width)),
@@ -260,32 +265,35 @@ pub(crate) const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("attn_qkv.bias", |c, _| vector(qkv_rows(c))),
     TensorRow::new("attn_q.weight", |c, _| matrix(q_rows(c), c.n_embd)).of(SEPARATE).excludes(SEPARATE_QKV),
     TensorRow::new("attn_q.bias", |c, _| vector(q_rows(c))).excludes(SEPARATE_QKV),
-    TensorRow::new("attn_k.weight", |c, _| of_keys(c, matrix(c.layer.heads.k_width(), c.n_embd)))
+    TensorRow::new("attn_k.weight", |c, _| of_keys(c, matrix(c.layer.attention.heads.k_width(), c.n_embd)))
         .of(SEPARATE)
         .excludes(SEPARATE_QKV),
-    TensorRow::new("attn_k.bias", |c, _| of_keys(c, vector(c.layer.heads.k_width()))).excludes(SEPARATE_QKV),
+    TensorRow::new("attn_k.bias", |c, _| of_keys(c, vector(c.layer.attention.heads.k_width()))).excludes(SEPARATE_QKV),
     TensorRow::new("attn_v.weight", |c, dims| match dims {
         // not required
-        [0, ..] if c.arch.values_from_keys => None,
-        _ => of_keys(c, matrix(c.layer.heads.v_width(), c.n_embd)),
+        [0, ..] if c.attention.values_from_keys => None,
+        _ => of_keys(c, matrix(c.layer.attention.heads.v_width(), c.n_embd)),
     })
     .of(SEPARATE)
     .excludes(SEPARATE_QKV),
-    TensorRow::new("attn_v.bias", |c, _| of_keys(c, vector(c.layer.heads.v_width()))).excludes(SEPARATE_QKV),
+    TensorRow::new("attn_v.bias", |c, _| of_keys(c, vector(c.layer.attention.heads.v_width()))).excludes(SEPARATE_QKV),
     TensorRow::new("attn_output.weight", attn_output).of(&[(Part::AttnOutput, 0)]),
     TensorRow::new("attn_output.bias", embedding_wide),
-    TensorRow::new("ffn_gate_inp.weight", |c, _| matrix(c.experts.as_ref()?.n, c.n_embd)).of(EXPERTS),
+    TensorRow::new("ffn_gate_inp.weight", |c, _| matrix(c.ffn.experts.as_ref()?.n, c.n_embd)).of(EXPERTS),
     TensorRow::new("ffn_gate_up_exps.weight", |c, _| {
-        let e = c.experts.as_ref()?;
+        let e = c.ffn.experts.as_ref()?;
         Some(Role::Matrices { n: e.n, rows: 2 * e.n_ff, k: c.n_embd })
     })
     .of(&[(Part::ExpertInput, 0)]),
     TensorRow::new("ffn_up_exps.weight", expert_inputs).of(&[(Part::ExpertInput, 1)]).excludes(FUSED_EXPERTS),
-    TensorRow::new("ffn_gate_exps.weight", |c, dims| if c.arch.plain_experts { None } else { expert_inputs(c, dims) })
-        .of(&[(Part::ExpertInput, 1)])
-        .excludes(FUSED_EXPERTS),
+    TensorRow::new("ffn_gate_exps.weight", |c, dims| {
+        c.ffn.experts.filter(|experts| experts.is_gated)?;
+        expert_inputs(c, dims)
+    })
+    .of(&[(Part::ExpertInput, 1)])
+    .excludes(FUSED_EXPERTS),
     TensorRow::new("ffn_down_exps.weight", |c, _| {
-        let e = c.experts.as_ref()?;
+        let e = c.ffn.experts.as_ref()?;
         Some(Role::Matrices { n: e.n, rows: e.width, k: e.n_ff })
     })
     .of(EXPERTS),
@@ -293,33 +301,33 @@ pub(crate) const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("pre_ffw_norm_2.weight", beside_residual).of(EXPERTS),
     TensorRow::new("post_ffw_norm_1.weight", beside_residual).of(EXPERTS),
     TensorRow::new("post_ffw_norm_2.weight", beside_residual).of(EXPERTS),
-    TensorRow::new("ffn_down_exps.scale", |c, _| vector(c.experts.as_ref()?.n)),
+    TensorRow::new("ffn_down_exps.scale", |c, _| vector(c.ffn.experts.as_ref()?.n)),
     TensorRow::new("ffn_gate_chexps.weight", adjugate_inputs).of(EXPERTS),
     TensorRow::new("ffn_up_chexps.weight", adjugate_inputs).of(EXPERTS),
     TensorRow::new("ffn_down_chexps.weight", |c, _| {
-        let e = c.experts.as_ref()?;
+        let e = c.ffn.experts.as_ref()?;
         Some(Role::Matrices { n: e.n_adjugates(), rows: c.n_embd, k: e.adjugates?.n_ff })
     })
     .of(EXPERTS),
-    TensorRow::new("ffn_gate.weight", |c, _| matrix(c.layer.n_ff, c.n_embd)).of(GATED).excludes(DENSE),
-    TensorRow::new("ffn_gate.bias", |c, _| vector(c.layer.n_ff)).excludes(DENSE),
+    TensorRow::new("ffn_gate.weight", |c, _| matrix(c.layer.ffn.width, c.n_embd)).of(GATED).excludes(DENSE),
+    TensorRow::new("ffn_gate.bias", |c, _| vector(c.layer.ffn.width)).excludes(DENSE),
     TensorRow::new("ffn_up.weight", |c, dims| matrix(up_rows(c, dims[1]), c.n_embd)).of(ANY_DENSE).excludes(DENSE),
     TensorRow::new("ffn_up.bias", |c, dims| vector(up_rows(c, dims[0]))).excludes(DENSE),
-    TensorRow::new("ffn_down.weight", |c, _| matrix(c.n_embd, c.layer.n_ff)).of(ANY_DENSE).excludes(DENSE),
+    TensorRow::new("ffn_down.weight", |c, _| matrix(c.n_embd, c.layer.ffn.width)).of(ANY_DENSE).excludes(DENSE),
     TensorRow::new("ffn_down.bias", embedding_wide).excludes(DENSE),
-    TensorRow::new("ffn_latent_down.weight", |c, _| matrix(c.experts.as_ref()?.width, c.n_embd)),
-    TensorRow::new("ffn_latent_norm.weight", |c, _| vector(c.experts.as_ref()?.width)),
-    TensorRow::new("ffn_latent_up.weight", |c, _| matrix(c.n_embd, c.experts.as_ref()?.width)),
-    TensorRow::new("ffn_gate_inp_shexp.weight", |c, _| c.experts.as_ref().and_then(|_| matrix(1, c.n_embd))),
-    TensorRow::new("ffn_gate_shexp.weight", |c, _| matrix(c.experts.as_ref()?.n_ff_shared, c.n_embd)),
-    TensorRow::new("ffn_up_shexp.weight", |c, _| matrix(c.experts.as_ref()?.n_ff_shared, c.n_embd)),
-    TensorRow::new("ffn_down_shexp.weight", |c, _| matrix(c.n_embd, c.experts.as_ref()?.n_ff_shared)),
+    TensorRow::new("ffn_latent_down.weight", |c, _| matrix(c.ffn.experts.as_ref()?.width, c.n_embd)),
+    TensorRow::new("ffn_latent_norm.weight", |c, _| vector(c.ffn.experts.as_ref()?.width)),
+    TensorRow::new("ffn_latent_up.weight", |c, _| matrix(c.n_embd, c.ffn.experts.as_ref()?.width)),
+    TensorRow::new("ffn_gate_inp_shexp.weight", |c, _| c.ffn.experts.as_ref().and_then(|_| matrix(1, c.n_embd))),
+    TensorRow::new("ffn_gate_shexp.weight", |c, _| matrix(c.ffn.experts.as_ref()?.n_ff_shared, c.n_embd)),
+    TensorRow::new("ffn_up_shexp.weight", |c, _| matrix(c.ffn.experts.as_ref()?.n_ff_shared, c.n_embd)),
+    TensorRow::new("ffn_down_shexp.weight", |c, _| matrix(c.n_embd, c.ffn.experts.as_ref()?.n_ff_shared)),
     // in older files, one tensor per expert
-    TensorRow::new("ffn_gate.#.weight", |c, _| matrix(c.experts.as_ref()?.n_ff, c.experts.as_ref()?.width))
+    TensorRow::new("ffn_gate.#.weight", |c, _| matrix(c.ffn.experts.as_ref()?.n_ff, c.ffn.experts.as_ref()?.width))
         .excludes(DENSE),
-    TensorRow::new("ffn_up.#.weight", |c, _| matrix(c.experts.as_ref()?.n_ff, c.experts.as_ref()?.width))
+    TensorRow::new("ffn_up.#.weight", |c, _| matrix(c.ffn.experts.as_ref()?.n_ff, c.ffn.experts.as_ref()?.width))
         .excludes(DENSE),
-    TensorRow::new("ffn_down.#.weight", |c, _| matrix(c.experts.as_ref()?.width, c.experts.as_ref()?.n_ff))
+    TensorRow::new("ffn_down.#.weight", |c, _| matrix(c.ffn.experts.as_ref()?.width, c.ffn.experts.as_ref()?.n_ff))
         .excludes(DENSE),
 ];
 
@@ -328,16 +336,16 @@ fn head_norm(n_head: usize, head_dim: usize) -> Option<Role> {
 }
 
 fn expert_biases(c: &Config, width: impl Fn(&ExpertsConfig) -> usize) -> Option<Role> {
-    let e = c.experts.as_ref()?;
+    let e = c.ffn.experts.as_ref()?;
     Some(Role::Rows { n: e.n, width: width(e) })
 }
 
 fn adjugate_inputs(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    let e = c.experts.as_ref()?;
+    let e = c.ffn.experts.as_ref()?;
     Some(Role::Matrices { n: e.n_adjugates(), rows: e.adjugates?.n_ff, k: c.n_embd })
 }
 
 fn expert_inputs(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    let e = c.experts.as_ref()?;
+    let e = c.ffn.experts.as_ref()?;
     Some(Role::Matrices { n: e.n, rows: e.n_ff, k: e.width })
 }

@@ -8,7 +8,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use crate::error::LoadError;
-use crate::math::{ln, sqrt};
+use crate::math::sqrt;
 use crate::model::config::{Config, MixerKind};
 use crate::model::embeddings::ngrams::NgramWeights;
 use crate::model::heads::classifier::Classifier;
@@ -51,7 +51,7 @@ impl Weights {
                 (Some(split), Some(merge)) => Some(AltUpProjections { split, merge }),
                 _ => None,
             },
-            layer_embeddings: match c.n_embd_layer {
+            layer_embeddings: match c.embedding.per_layer {
                 0 => None,
                 _ => Some(LayerEmbeddings {
                     table: tensors.matrix("per_layer_token_embd.weight")?,
@@ -59,17 +59,16 @@ impl Weights {
                     norm: required_norm(tensors, "per_layer_proj_norm")?,
                 }),
             },
-            ngram_table: match c.ngrams {
+            ngram_table: match c.embedding.ngrams {
                 Some(_) => Some(tensors.matrix("per_layer_token_embd.weight")?),
                 None => None,
             },
-            embedding_norm: norm(tensors, "token_embd_norm")?
-                .or(c.arch.plain_embedding_norm.then(|| Norm::plain(c.n_embd))),
-            positions: if c.learned_positions { Some(tensors.matrix("position_embd.weight")?) } else { None },
+            embedding_norm: norm(tensors, "token_embd_norm")?.or(c.embedding.plain_norm.then(|| Norm::plain(c.n_embd))),
+            positions: if c.embedding.learned_positions { Some(tensors.matrix("position_embd.weight")?) } else { None },
             layers,
-            final_norm: norm(tensors, "output_norm")?.or(c.arch.plain_norms.then(|| Norm::plain(c.n_embd))),
+            final_norm: norm(tensors, "output_norm")?.or(c.norm.plain.then(|| Norm::plain(c.n_embd))),
             hyper_output: match HyperWeights::load(tensors, "output_hc", c.n_embd)? {
-                None if c.compressed.is_some() => return Err(missing("output_hc_fn.weight")),
+                None if c.attention.compressed.is_some() => return Err(missing("output_hc_fn.weight")),
                 weights => weights,
             },
             residual_score: tensors.optional("output_res_score.weight"),
@@ -165,38 +164,17 @@ fn per_element(norm: Norm, dim: usize) -> Norm {
     Norm { weight, width: dim, ..norm }
 }
 
-/// Biases by distance, (n_head, 2 * max + 1), from those of buckets, (buckets, n_head). Half of the buckets are for later
-/// tokens. Half of those have one distance each, the others ranges that grow with the logarithm (T5).
-fn distance_biases(values: &[f32], n_head: usize, max: usize) -> Vec<f32> {
-    let n = values.len() / n_head / 2;
-    let exact = (n / 2).max(1);
-    let bucket = |i: usize| {
-        let distance = i.abs_diff(max);
-        let bucket = match distance < exact {
-            true => distance,
-            false => {
-                // in single precision, as the model's makers
-                let log = |x: f64| ln(x) as f32;
-                let part = log((distance as f32 / exact as f32).into()) / log(max as f64 / exact as f64);
-                (exact + (part * (n - exact) as f32) as usize).min(n - 1)
-            }
-        };
-        bucket + if i > max { n } else { 0 }
-    };
-    (0..n_head).flat_map(|h| (0..2 * max + 1).map(move |i| values[bucket(i) * n_head + h])).collect()
-}
-
 fn attention(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<AttentionWeights, LoadError> {
     let name = |part: &str| format!("blk.{i}.{part}");
     let config = c.block(i);
-    let (heads, owns_kv) = (&config.heads, config.owns_kv);
+    let (heads, owns_kv) = (&config.attention.heads, config.attention.owns_kv);
     let has_values = tensors.has(&name("attn_v.weight")) || tensors.has(&name("attn_qkv.weight"));
-    let values_from_keys = owns_kv && c.arch.values_from_keys && !has_values;
+    let values_from_keys = owns_kv && c.attention.values_from_keys && !has_values;
     if values_from_keys && heads.key_dim != heads.value_dim {
         return Err(missing(&name("attn_v.weight")));
     }
     let mut qkv = if tensors.has(&name("attn_qkv.weight")) {
-        let parts = [c.q_rows(heads), heads.k_width(), heads.v_width()];
+        let parts = [c.attention.q_rows(heads), heads.k_width(), heads.v_width()];
         LinearGroup::fused(linear(tensors, &name("attn_qkv"))?, &parts)
     } else {
         let mut group = LinearGroup::separate(vec![linear(tensors, &name("attn_q"))?]);
@@ -218,17 +196,18 @@ fn attention(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Attent
     if gate_at.is_some() {
         qkv.push(linear(tensors, &name("attn_gate"))?);
     }
-    let head_norm = || (c.plain_head_norms && config.rope.is_some()).then(|| Norm::plain(heads.key_dim));
+    let head_norm =
+        || (c.attention.plain_head_norms && config.attention.rope.is_some()).then(|| Norm::plain(heads.key_dim));
     Ok(AttentionWeights {
         qkv,
         kv_at,
         gate_at,
         values_from_keys,
-        v_norm: c.arch.plain_value_norm.then(|| Norm::plain(heads.value_dim)),
+        v_norm: c.attention.plain_value_norm.then(|| Norm::plain(heads.value_dim)),
         attn_sub_norm: norm(tensors, &name("attn_sub_norm"))?,
         distance_bias: tensors
             .vector(&name("attn_rel_b.weight"))
-            .map(|(values, n_head)| distance_biases(&values, n_head, c.arch.relative_distance)),
+            .and_then(|(values, n_head)| c.attention.distances.map(|d| d.biases(&values, n_head))),
         sinks: tensors.optional(&name("attn_sinks.weight")),
         q_norm: norm(tensors, &name("attn_q_norm"))?.map(|n| per_element(n, heads.key_dim)).or_else(head_norm),
         k_norm: norm(tensors, &name("attn_k_norm"))?.map(|n| per_element(n, heads.key_dim)).or_else(head_norm),
@@ -238,10 +217,11 @@ fn attention(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Attent
 
 /// Layers without biases by distance have those of the first.
 fn share_biases(c: &Config, layers: &mut [Layer]) -> Result<(), LoadError> {
+    let Some(distances) = c.attention.distances else { return Ok(()) };
     let mut first: Option<Vec<f32>> = None;
-    for (i, layer) in layers.iter_mut().enumerate().filter(|_| c.relative_buckets > 0) {
+    for (i, layer) in layers.iter_mut().enumerate() {
         let Mixer::Attention(a) = &mut layer.mixer else { continue };
-        let len = c.block(i).heads.n_head * (2 * c.arch.relative_distance + 1);
+        let len = c.block(i).attention.heads.n_head * (2 * distances.max + 1);
         if a.distance_bias.is_none() {
             a.distance_bias = first.clone().filter(|biases| biases.len() == len);
         }
@@ -260,11 +240,11 @@ fn mixer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Mixer, Loa
         Some(config) => Some(Recurrent::load(config, tensors, i)?),
         None => None,
     };
-    if let Some(sizes) = c.block(i).heads.latent {
+    if let Some(sizes) = c.block(i).attention.heads.latent {
         return Ok(Mixer::Latent(Box::new(LatentWeights::load(c.block(i), sizes, tensors, i)?)));
     }
     if kind == MixerKind::Compressed {
-        return Ok(Mixer::Compressed(Box::new(CompressedWeights::load(c.block(i), tensors, i)?)));
+        return Ok(Mixer::Compressed(Box::new(CompressedWeights::load(&c.block(i).attention, tensors, i)?)));
     }
     let attention = if kind.has_attention() { Some(attention(tensors, c, i)?) } else { None };
     if kind == MixerKind::Linear {
@@ -281,20 +261,20 @@ fn mixer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Mixer, Loa
 fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, LoadError> {
     let name = |part: &str| format!("blk.{i}.{part}");
     let mixer = mixer(tensors, c, i)?;
-    let mut attn_norm = norm(tensors, &name("attn_norm"))?.or(c.arch.plain_norms.then(|| Norm::plain(c.n_embd)));
-    let mut ffn_norm = norm(tensors, &name("ffn_norm"))?.or(c.arch.plain_norms.then(|| Norm::plain(c.n_embd)));
-    if c.arch.swapped_norms && ffn_norm.is_some() {
+    let mut attn_norm = norm(tensors, &name("attn_norm"))?.or(c.norm.plain.then(|| Norm::plain(c.n_embd)));
+    let mut ffn_norm = norm(tensors, &name("ffn_norm"))?.or(c.norm.plain.then(|| Norm::plain(c.n_embd)));
+    if c.residual.swapped_norms && ffn_norm.is_some() {
         core::mem::swap(&mut attn_norm, &mut ffn_norm);
     }
-    let ffn = match &c.experts {
-        _ if !c.block(i).has_ffn => FeedForward::None,
+    let ffn = match &c.ffn.experts {
+        _ if !c.block(i).ffn.exists => FeedForward::None,
         Some(e) if tensors.has(&name("ffn_gate_inp.weight")) => {
-            FeedForward::Experts(Box::new(experts(tensors, c, (e.n, c.block(i).n_ff), &name)?))
+            FeedForward::Experts(Box::new(experts(tensors, c, (e.n, c.block(i).ffn.width), &name)?))
         }
         _ if tensors.has(&name("channel_mix_key.weight")) => {
             FeedForward::ChannelMix(Box::new(ChannelMix::load(tensors, &name)?))
         }
-        _ => FeedForward::Dense(Box::new(dense(tensors, c.block(i).n_ff, "", &name)?)),
+        _ => FeedForward::Dense(Box::new(dense(tensors, c.block(i).ffn.width, "", &name)?)),
     };
     let is_partial = matches!(mixer, Mixer::None) || matches!(ffn, FeedForward::None);
     if matches!(mixer, Mixer::None) && ffn_norm.is_none() {
@@ -302,7 +282,7 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
     }
     // a block is parallel if it has one norm for both sub-layers, or if the metadata says so
     let has_one_norm = attn_norm.is_some() && ffn_norm.is_none() && !is_partial;
-    let parallel = !c.arch.post_norm && (c.parallel_residual || has_one_norm);
+    let parallel = !c.residual.post_norm && (c.residual.parallel || has_one_norm);
     if parallel && attn_norm.is_none() {
         return Err(missing(&name("attn_norm.weight")));
     }
@@ -315,20 +295,20 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
     let order = match (norm(tensors, &name("attn_output_norm"))?, norm(tensors, &name("layer_output_norm"))?) {
         (Some(attn), Some(ffn)) => ResidualOrder::PostNorm([attn, ffn]),
         _ if parallel => ResidualOrder::Parallel,
-        _ if c.hyper.is_some() => {
+        _ if c.residual.hyper.is_some() => {
             let [attn, ffn] = ["hc_attn", "hc_ffn"].map(|part| HyperWeights::load(tensors, &name(part), c.n_embd));
             let missing = || missing(&name("hc_attn_fn.weight"));
             ResidualOrder::Hyper(Box::new([attn?.ok_or_else(missing)?, ffn?.ok_or_else(missing)?]))
         }
-        _ if c.n_altup > 0 => ResidualOrder::AltUp(Box::new(altup(tensors, &name)?)),
-        _ if c.arch.normed_residual => ResidualOrder::Normed,
-        _ if c.residual_block > 0 => {
+        _ if c.residual.n_altup > 0 => ResidualOrder::AltUp(Box::new(altup(tensors, &name)?)),
+        _ if c.residual.normed => ResidualOrder::Normed,
+        _ if c.residual.block > 0 => {
             let [attn, ffn] = ["attn_res_score.weight", "ffn_res_score.weight"].map(|p| tensors.required(&name(p)));
             ResidualOrder::Attended([attn?, ffn?])
         }
         _ => ResidualOrder::Serial,
     };
-    let embedding = match c.n_embd_layer {
+    let embedding = match c.embedding.per_layer {
         0 => None,
         _ => Some(LayerEmbedding {
             gate: linear(tensors, &name("inp_gate"))?,
@@ -337,7 +317,7 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
         }),
     };
     let output_scale = tensors.optional(&name("layer_output_scale.weight")).and_then(|v| v.first().copied());
-    let with_eps = |norm: Norm| Norm { eps: c.arch.post_norm_eps, ..norm };
+    let with_eps = |norm: Norm| Norm { eps: c.residual.post_norm_eps, ..norm };
     Ok(Layer {
         order,
         mixer,
@@ -348,8 +328,8 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
         ffn,
         post_ffn_norm: norm(tensors, &name("post_ffw_norm"))?.map(with_eps),
         embedding,
-        output_scale: output_scale.filter(|_| !c.arch.embedding_skips),
-        embedding_skip: output_scale.filter(|_| c.arch.embedding_skips),
+        output_scale: output_scale.filter(|_| !c.embedding.skips),
+        embedding_skip: output_scale.filter(|_| c.embedding.skips),
         attn_norm,
         ffn_norm,
     })
@@ -419,7 +399,7 @@ fn experts(
         Some(all) => Ok(all),
         None => (0..n).map(|i| tensors.matrix(&name(&format!("{part}.{i}.weight")))).collect(),
     };
-    let is_separate = fused.is_none() && !c.arch.plain_experts;
+    let is_separate = fused.is_none() && c.ffn.experts.is_some_and(|experts| experts.is_gated);
     let gate = if is_separate { stack("ffn_gate")? } else { Vec::new() };
     let up = if let Some(fused) = fused { fused } else { stack("ffn_up")? };
     let down = stack("ffn_down")?;
@@ -428,7 +408,7 @@ fn experts(
         let name = name(&format!("ffn_{part}_chexps.weight"));
         tensors.matrices(&name).ok_or(LoadError::MissingTensor { name })
     };
-    let adjugates = match c.experts.and_then(|e| e.adjugates) {
+    let adjugates = match c.ffn.experts.and_then(|e| e.adjugates) {
         Some(_) => Some(ExpertMatrices {
             gate: adjugate("gate")?,
             up: adjugate("up")?,
@@ -445,7 +425,7 @@ fn experts(
         };
         // a shared expert is never fused, so its width must not match `2 * n_ff`
         Some(SharedExpert { gate, ffn: dense(tensors, usize::MAX / 2, "_shexp", name)?, post_norm: None })
-    } else if c.arch.dense_beside_experts && tensors.has(&name("ffn_up.weight")) {
+    } else if c.ffn.experts.is_some_and(|experts| experts.dense_beside) && tensors.has(&name("ffn_up.weight")) {
         Some(SharedExpert {
             gate: None,
             ffn: dense(tensors, n_ff, "", name)?,
@@ -468,7 +448,7 @@ fn experts(
         None => None,
     };
     let selection_bias = tensors.optional(&name("exp_probs_b.bias"));
-    let width = c.experts.map_or(c.n_embd, |e| e.width);
+    let width = c.ffn.experts.map_or(c.n_embd, |e| e.width);
     let latent = if width != c.n_embd || tensors.has(&name("ffn_latent_down.weight")) {
         Some([linear(tensors, &name("ffn_latent_down"))?, linear(tensors, &name("ffn_latent_up"))?])
     } else {

@@ -199,7 +199,7 @@ pub enum FeedForward {
 pub struct AttentionWeights {
     /// Queries (n_head * key_dim, n_embd), keys (n_head_kv * key_dim, n_embd) and values (n_head_kv * value_dim, n_embd);
     /// then the gate of the output, if there is one (n_head or n_head * value_dim, n_embd). With
-    /// [`Arch::gated_queries`](crate::model::families::Arch::gated_queries) each query head is followed by its gate.
+    /// [`Arch::gated_queries`](crate::model::family::Arch::gated_queries) each query head is followed by its gate.
     pub qkv: LinearGroup,
     /// Offsets of keys and values in a row of `qkv`, where the layer has its own.
     pub kv_at: [usize; 2],
@@ -463,7 +463,7 @@ impl Weights {
     pub fn decode_bytes(&self, c: &Config) -> usize {
         let layer = |layer: &Layer| -> usize {
             let all: usize = layer.matrices().into_iter().map(Matrix::len_bytes).sum();
-            let (FeedForward::Experts(e), Some(experts)) = (&layer.ffn, &c.experts) else { return all };
+            let (FeedForward::Experts(e), Some(experts)) = (&layer.ffn, &c.ffn.experts) else { return all };
             let choices = [&e.matrices].into_iter().chain(&e.adjugates);
             all - choices.map(|m| m.unused_bytes(experts.n_used)).sum::<usize>()
         };

@@ -6,9 +6,9 @@ use alloc::vec::Vec;
 use crate::error::LoadError;
 use crate::kernels::attention::{KvHeads, MAX_GROUP, MAX_HEAD_DIM};
 use crate::math::pow;
-use crate::model::config::{MAX_CONTEXT, MAX_WIDTH};
-use crate::model::families::{Arch, Temperature};
+use crate::model::family::Family;
 use crate::model::keys::Keys;
+use crate::model::keys::{MAX_CONTEXT, MAX_WIDTH};
 use crate::model::mixers::{LatentHeads, LayerKind, MixerKind, latent};
 
 /// Factor on queries by position: `1 + scale * ln(floor((pos + offset) / length) + 1)`.
@@ -141,9 +141,9 @@ fn head_dims(keys: &Keys<'_, '_>, default: usize) -> Result<[[usize; 2]; 2], Loa
 }
 
 /// Which layers have a window.
-pub(crate) fn pattern(keys: &Keys<'_, '_>, arch: &Arch, n: usize) -> Result<Vec<bool>, LoadError> {
-    let mut local = keys.pattern("attention.sliding_window_pattern", n, arch.window_pattern)?;
-    if arch.global_first && !keys.is_array("attention.sliding_window_pattern") {
+pub(crate) fn pattern(keys: &Keys<'_, '_>, family: &Family, n: usize) -> Result<Vec<bool>, LoadError> {
+    let mut local = keys.pattern("attention.sliding_window_pattern", n, family.window_pattern)?;
+    if family.global_first && !keys.is_array("attention.sliding_window_pattern") {
         // the last layer of a period becomes the first of the next
         let period = local.iter().position(|local| !local).map_or(n, |last| last + 1);
         local.iter_mut().enumerate().for_each(|(i, local)| *local = i % period != 0);
@@ -164,17 +164,12 @@ pub(crate) fn slopes(max_bias: f32, n_head: usize) -> Vec<f32> {
 
 pub(crate) fn temperature(
     keys: &Keys<'_, '_>,
-    arch: &Arch,
     original_context: usize,
 ) -> Result<Option<TemperatureConfig>, LoadError> {
-    let (scale, length, offset) = match arch.temperature {
-        Temperature::ByKey => (None, original_context, 0),
-        Temperature::NoRope => (Some(0.1), 8192, 1),
-    };
-    let Some(scale) = keys.optional("attention.temperature_scale")?.or(scale) else { return Ok(None) };
+    let Some(scale) = keys.optional("attention.temperature_scale")? else { return Ok(None) };
     let length = match keys.u32("attention.temperature_length")? {
-        None => length,
+        None => original_context,
         v => keys.in_range("attention.temperature_length", v, 1..=MAX_CONTEXT)?,
     };
-    Ok(Some(TemperatureConfig { scale, length, offset, with_rope: arch.temperature == Temperature::ByKey }))
+    Ok(Some(TemperatureConfig { scale, length, offset: 0, with_rope: true }))
 }

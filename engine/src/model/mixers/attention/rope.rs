@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use crate::error::LoadError;
 use crate::kernels::rope::RopeStyle;
-use crate::model::families::{Arch, LocalRope, Sections};
+use crate::model::family::{Family, LocalRope, Sections};
 use crate::model::keys::Keys;
 use crate::model::mixers::attention::rotary::{RopeConfig, Scaling};
 
@@ -15,12 +15,11 @@ const SECTIONS: &str = "rope.dimension_sections";
 /// The RoPE variants of global and of local layers, whose keys have these dimensions.
 pub(crate) fn rotations(
     keys: &Keys<'_, '_>,
-    arch: &Arch,
+    family: &Family,
     n_ctx_train: usize,
     key_dims: [Option<usize>; 2],
 ) -> Result<(RopeConfig, RopeConfig), LoadError> {
     let base = keys.above("rope.freq_base", 1.0, 10_000.0)?;
-    let base = arch.fixed_rope_base.unwrap_or(base);
     let name = "rope.dimension_count";
     let [n_rot, near_n_rot] = match key_dims {
         [Some(dim), None] => [rotated(keys, name, dim, dim)?; 2],
@@ -31,13 +30,13 @@ pub(crate) fn rotations(
         }
         [None, None] => [0; 2],
     };
-    let scaling = Some(Scaling::read(keys, n_ctx_train, arch)?);
-    let global = RopeConfig { base, scaling, n_rot, unrotated: unrotated(keys, arch.sections, n_rot / 2)? };
+    let scaling = Some(Scaling::read(keys, n_ctx_train, family)?);
+    let global = RopeConfig { base, scaling, n_rot, unrotated: unrotated(keys, family.sections, n_rot / 2)? };
     if key_dims[1].is_none() {
         let near = global.clone();
-        return Ok((halved(global, arch), near));
+        return Ok((global, near));
     }
-    let near = match arch.local_rope {
+    let near = match family.local_rope {
         LocalRope::Same => global.clone(),
         LocalRope::Unscaled => RopeConfig { base, ..RopeConfig::default() },
         LocalRope::Base(base) => RopeConfig { base, ..RopeConfig::default() },
@@ -45,16 +44,10 @@ pub(crate) fn rotations(
     let near = RopeConfig {
         base: keys.above("rope.freq_base_swa", 1.0, near.base)?,
         n_rot: near_n_rot,
-        unrotated: unrotated(keys, arch.sections, near_n_rot / 2)?,
+        unrotated: unrotated(keys, family.sections, near_n_rot / 2)?,
         ..near
     };
-    Ok((halved(global, arch), near))
-}
-
-/// The variant of global layers, which may rotate half of the elements that the file states.
-fn halved(global: RopeConfig, arch: &Arch) -> RopeConfig {
-    let n_rot = if arch.half_rotary { global.n_rot / 4 * 2 } else { global.n_rot };
-    RopeConfig { n_rot, ..global }
+    Ok((global, near))
 }
 
 /// Leading elements of a head of `dim` elements that RoPE rotates.
@@ -67,9 +60,9 @@ fn rotated(keys: &Keys<'_, '_>, name: &str, default: usize, dim: usize) -> Resul
 }
 
 /// Which elements of a head are a pair: with sections in blocks, as in [`RopeStyle::NeoX`] whatever the family has without.
-pub(crate) fn style(keys: &Keys<'_, '_>, arch: &Arch) -> Result<Option<RopeStyle>, LoadError> {
-    let has_blocks = arch.sections == Sections::Blocks && sections(keys, arch.sections)?.is_some();
-    Ok(if has_blocks { arch.rope.and(Some(RopeStyle::NeoX)) } else { arch.rope })
+pub(crate) fn style(keys: &Keys<'_, '_>, family: &Family) -> Result<Option<RopeStyle>, LoadError> {
+    let has_blocks = family.sections == Sections::Blocks && sections(keys, family.sections)?.is_some();
+    Ok(if has_blocks { family.rope.and(Some(RopeStyle::NeoX)) } else { family.rope })
 }
 
 /// The sections of multimodal RoPE, in pairs; `None` if all pairs rotate.

@@ -5,9 +5,9 @@ use core::f64::consts::PI;
 
 use crate::error::LoadError;
 use crate::math::{ln, pow, sin_cos};
-use crate::model::config::MAX_CONTEXT;
-use crate::model::families::{Arch, YarnLog};
+use crate::model::family::{Family, YarnLog};
 use crate::model::keys::Keys;
+use crate::model::keys::MAX_CONTEXT;
 
 /// RoPE scaling: how frequencies are changed for contexts longer than the original training context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl Scaling {
     ///
     /// # Errors
     /// [`LoadError::Unsupported`] for an unknown kind, [`LoadError::Metadata`] for a value out of range.
-    pub(crate) fn read(keys: &Keys<'_, '_>, n_ctx_train: usize, arch: &Arch) -> Result<Scaling, LoadError> {
+    pub(crate) fn read(keys: &Keys<'_, '_>, n_ctx_train: usize, family: &Family) -> Result<Scaling, LoadError> {
         let factor = keys.optional("rope.scaling.factor")?.or(keys.optional("rope.scale_linear")?);
         let kind = match keys.str("rope.scaling.type")? {
             // older files have a factor without a type: linear
@@ -85,7 +85,7 @@ impl Scaling {
         let factor = factor.unwrap_or(1.0);
         let attn_factor = keys.positive("rope.scaling.attn_factor", 1.0)?;
         let multiplier = keys.optional("rope.scaling.yarn_log_multiplier")?;
-        let (magnitude, score_factor) = yarn_factors(arch.yarn_log, factor, attn_factor, multiplier);
+        let (magnitude, score_factor) = yarn_factors(family.yarn_log, factor, attn_factor, multiplier);
         Ok(Scaling {
             kind,
             factor,
@@ -94,7 +94,7 @@ impl Scaling {
                 v => keys.in_range("rope.scaling.original_context_length", v, 1..=MAX_CONTEXT)?,
             },
             attn_factor,
-            beta_fast: keys.positive("rope.scaling.yarn_beta_fast", arch.beta_fast)?,
+            beta_fast: keys.positive("rope.scaling.yarn_beta_fast", 32.0)?,
             beta_slow: keys.positive("rope.scaling.yarn_beta_slow", 1.0)?,
             magnitude,
             score_factor: if kind == ScalingKind::Yarn { score_factor } else { 1.0 },

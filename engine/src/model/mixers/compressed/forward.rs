@@ -70,7 +70,7 @@ impl ForwardPass<'_, '_> {
     }
 
     fn tails(&self) -> Tails {
-        Tails { cpu: self.rows.cpu, style: self.model.config.rope.unwrap_or(RopeStyle::Interleaved) }
+        Tails { cpu: self.rows.cpu, style: self.model.config.attention.style.unwrap_or(RopeStyle::Interleaved) }
     }
 
     /// `y = attention(x)` of layer `i`. Writes keys, and what compressed keys are made of, to `memory`.
@@ -84,7 +84,7 @@ impl ForwardPass<'_, '_> {
     ) {
         let (n, rows, stride, at, c) = (self.n, self.rows, m.input.stride, Some(i), &self.model.config);
         let (dim, k_at, tails) = (m.heads.key_dim, m.input.part_starts[1], self.tails());
-        let config = &c.layers[i];
+        let config = &c.layers[i].attention;
         let [q_stride, out_stride, group_stride] = m.parts();
         let mut rest = &mut wide[..];
         let input = take(&mut rest, n * stride);
@@ -107,7 +107,7 @@ impl ForwardPass<'_, '_> {
             let heads = &mut row[..m.heads.q_width()];
             rows.norm_heads(&m.head_norm, heads);
             tails.rotate(s.turns(c, i, r), heads, dim);
-            scale(rows.cpu, heads, config.attn_scale);
+            scale(rows.cpu, heads, config.scale);
         });
         let keys = columns(input, stride, k_at, dim);
         self.trace_stage(Stage::Rope, at, &mut columns(queries, q_stride, 0, m.heads.q_width()).chain(keys));
@@ -181,10 +181,10 @@ impl ForwardPass<'_, '_> {
         let (n, rows, stride, c) = (self.n, self.rows, m.input.stride, &self.model.config);
         let (dim, gate_at) = (m.dim(), m.input.part_starts[1]);
         let (input, keys) = (take(rest, n * stride), take(rest, n * dim));
-        let Some(rotary) = c.layers[i].rope.map(|variant| &s.rotary[variant]) else { return };
+        let Some(rotary) = c.layers[i].attention.rope.map(|variant| &s.rotary[variant]) else { return };
         rows.linear_group(&m.input, x, input, words);
         self.bias_gates((input, stride), gate_at, &m.gate_bias, m.compressor.ratio);
-        let layers = &self.kv.layers()[c.layers[i].kv_layer + kv_layer..];
+        let layers = &self.kv.layers()[c.layers[i].attention.kv_layer + kv_layer..];
         let of = BlockKeys { keys: layers[0], made_of: layers[1], ratio: m.compressor.ratio };
         let tails = self.tails();
         self.write_block_keys(of, (input, stride), (keys, dim), s, memory, &|memory, pages, pos, key| {
@@ -207,7 +207,7 @@ impl ForwardPass<'_, '_> {
         (rest, words): (&mut &mut [f32], &mut [u32]),
     ) {
         let (n, rows, c, dim, tails) = (self.n, self.rows, &self.model.config, m.blocks.dim(), self.tails());
-        let Some(config) = &c.compressed else { return };
+        let Some(config) = &c.attention.compressed else { return };
         self.compress((i, &m.blocks, 3), x, s, memory, (rest, words));
         let (stride, q_stride) = (padded(m.weights.w.rows()), padded(m.query.w.rows()));
         let (weights, queries) = (take(rest, n * stride), take(rest, n * q_stride));
@@ -216,7 +216,7 @@ impl ForwardPass<'_, '_> {
         rows.each(queries, q_stride, &|r, row| {
             tails.rotate(s.turns(c, i, r), &mut row[..config.index_heads * dim], dim);
         });
-        let kv = self.kv.layers()[c.layers[i].kv_layer + 3];
+        let kv = self.kv.layers()[c.layers[i].attention.kv_layer + 3];
         let queries = Floats { x: queries, stride: q_stride };
         let attention = Attention::causal(kv, memory, config.index_heads, queries, self.spans);
         let weights = Some(Floats { x: weights, stride });

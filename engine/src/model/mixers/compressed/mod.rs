@@ -33,12 +33,15 @@ use crate::gguf::Gguf;
 use crate::kernels::attention::{AttentionWindow, Compressor, KvHeads, MAX_GROUP, MAX_HEAD_DIM};
 use crate::kernels::panel::{Matrix, PANEL};
 use crate::math::sqrt;
-use crate::model::config::{HeadConfig, LayerConfig, MAX_CONTEXT, MAX_WIDTH, MixerKind};
-use crate::model::families::Arch;
+use crate::model::family::Family;
 use crate::model::keys::Keys;
+use crate::model::keys::{MAX_CONTEXT, MAX_WIDTH};
 use crate::model::loader::LoadedTensors;
 use crate::model::mixers::LayerKind;
+use crate::model::mixers::MixerKind;
+use crate::model::mixers::attention::layers::LayerPart;
 use crate::model::mixers::attention::rotary::{RopeConfig, Scaling};
+use crate::model::mixers::attention::{HeadConfig, LayerAttention};
 use crate::model::roles::{Layout, Part, Role, Scope, TensorRow, matrix, values, vector};
 use crate::model::rows::packed_words;
 use crate::model::weights::{Linear, LinearGroup, Norm, linear, missing, padded, required_norm};
@@ -68,12 +71,12 @@ const RATIOS: [u32; 2] = [4, 128];
 /// Reads the sizes, the ratios of the layers and their RoPE variants: of layers without blocks, and of those with.
 pub(crate) fn read(
     keys: &Keys<'_, '_>,
-    arch: &Arch,
+    family: &Family,
     n_ctx_train: usize,
-    layers: &mut [LayerConfig],
+    layers: &mut [LayerPart<'_>],
     ropes: &mut Vec<RopeConfig>,
 ) -> Result<Option<CompressedConfig>, LoadError> {
-    let Some(heads) = layers.iter().find(|l| l.mixer == MixerKind::Compressed).map(|l| l.heads) else {
+    let Some(heads) = layers.iter().find(|l| l.mixer == MixerKind::Compressed).map(|l| l.attention.heads) else {
         return Ok(None);
     };
     if heads.n_head_kv != 1 {
@@ -105,11 +108,11 @@ pub(crate) fn read(
     let bases =
         [keys.above("rope.freq_base", 1.0, 10_000.0)?, keys.above("attention.compress_rope_freq_base", 1.0, 0.0)?];
     // rotated vectors keep their magnitude
-    let scaling = Scaling { attn_factor: 1.0, magnitude: 1.0, ..Scaling::read(keys, n_ctx_train, arch)? };
+    let scaling = Scaling { attn_factor: 1.0, magnitude: 1.0, ..Scaling::read(keys, n_ctx_train, family)? };
     let variants = [(bases[0], None), (bases[1], Some(scaling))];
     let variant = |(base, scaling)| RopeConfig { base, scaling, n_rot, unrotated: Vec::new() };
     *ropes = variants.map(variant).into();
-    for (layer, ratio) in layers.iter_mut().zip(ratios) {
+    for (LayerPart { attention: layer, .. }, ratio) in layers.iter_mut().zip(ratios) {
         layer.compressor = match ratio {
             0 => None,
             ratio if RATIOS.contains(&ratio) => {
@@ -119,7 +122,7 @@ pub(crate) fn read(
         };
         layer.rope = Some(usize::from(layer.compressor.is_some()));
         layer.window = AttentionWindow { left: window - 1, right: 0, chunk: usize::MAX };
-        layer.attn_scale = 1.0 / sqrt(heads.key_dim as f32);
+        layer.scale = 1.0 / sqrt(heads.key_dim as f32);
     }
     Ok(Some(CompressedConfig {
         q_rank: keys.size("attention.q_lora_rank", 1..=MAX_WIDTH)?,
@@ -145,7 +148,7 @@ fn shared_heads(dim: usize) -> KvHeads {
 
 /// What a layer has in KV pages, from its `kv_layer` on: keys; compressed keys, and the values and gates that they are made
 /// of; the same of the indexer.
-pub(crate) fn kv_layers(c: &CompressedConfig, layer: &LayerConfig) -> impl Iterator<Item = KvHeads> {
+pub(crate) fn kv_layers(c: &CompressedConfig, layer: &LayerAttention) -> impl Iterator<Item = KvHeads> {
     let dim = layer.heads.key_dim;
     let blocks = layer.compressor.map(|block| [shared_heads(dim), KvHeads::exact(block.heads(), dim)]);
     let index = layer.compressor.filter(|block| block.overlaps);
@@ -157,19 +160,19 @@ const ALL: &[Layout] = &[(Part::Compressed, 0)];
 
 /// Sizes of the model and heads of the layer.
 fn sizes(c: &Scope<'_>) -> Option<(CompressedConfig, HeadConfig)> {
-    Some((c.compressed?, c.layer.heads))
+    Some((c.attention.compressed?, c.layer.attention.heads))
 }
 
 /// Rows of the values of a position, and positions of a block, for keys of `dim` elements.
 fn block(c: &Scope<'_>, dim: usize) -> Option<(usize, usize)> {
-    let block = c.layer.compressor?;
+    let block = c.layer.attention.compressor?;
     Some((block.heads() / 2 * dim, block.ratio))
 }
 
 /// The same of the indexer.
 fn index_block(c: &Scope<'_>) -> Option<(usize, usize)> {
-    c.layer.compressor.filter(|block| block.overlaps)?;
-    block(c, c.compressed?.index_dim)
+    c.layer.attention.compressor.filter(|block| block.overlaps)?;
+    block(c, c.attention.compressed?.index_dim)
 }
 
 /// The tensors of a layer.
@@ -188,26 +191,30 @@ pub(crate) const TENSORS: &[TensorRow] = &[
     })
     .of(ALL),
     TensorRow::new("attn_output_b.weight", |c, _| matrix(c.n_embd, sizes(c)?.0.groups * sizes(c)?.0.rank)).of(ALL),
-    TensorRow::new("attn_compressor_kv.weight", |c, _| matrix(block(c, c.layer.heads.key_dim)?.0, c.n_embd)).of(ALL),
-    TensorRow::new("attn_compressor_gate.weight", |c, _| matrix(block(c, c.layer.heads.key_dim)?.0, c.n_embd)).of(ALL),
+    TensorRow::new("attn_compressor_kv.weight", |c, _| matrix(block(c, c.layer.attention.heads.key_dim)?.0, c.n_embd))
+        .of(ALL),
+    TensorRow::new("attn_compressor_gate.weight", |c, _| {
+        matrix(block(c, c.layer.attention.heads.key_dim)?.0, c.n_embd)
+    })
+    .of(ALL),
     TensorRow::new("attn_compressor_ape.weight", |c, _| {
-        let (width, ratio) = block(c, c.layer.heads.key_dim)?;
+        let (width, ratio) = block(c, c.layer.attention.heads.key_dim)?;
         values(width, ratio)
     })
     .of(ALL),
     TensorRow::new("attn_compressor_norm.weight", |c, _| {
-        c.layer.compressor?;
-        vector(c.layer.heads.key_dim)
+        c.layer.attention.compressor?;
+        vector(c.layer.attention.heads.key_dim)
     })
     .of(ALL),
     TensorRow::new("indexer.proj.weight", |c, _| {
         index_block(c)?;
-        matrix(c.compressed?.index_heads, c.n_embd)
+        matrix(c.attention.compressed?.index_heads, c.n_embd)
     })
     .of(ALL),
     TensorRow::new("indexer.attn_q_b.weight", |c, _| {
         index_block(c)?;
-        let config = c.compressed?;
+        let config = c.attention.compressed?;
         matrix(config.index_heads * config.index_dim, config.q_rank)
     })
     .of(ALL),
@@ -220,7 +227,7 @@ pub(crate) const TENSORS: &[TensorRow] = &[
     .of(ALL),
     TensorRow::new("indexer_compressor_norm.weight", |c, _| {
         index_block(c)?;
-        vector(c.compressed?.index_dim)
+        vector(c.attention.compressed?.index_dim)
     })
     .of(ALL),
 ];
@@ -290,7 +297,7 @@ pub struct CompressedWeights {
 impl CompressedWeights {
     /// Takes the tensors of layer `i`.
     pub(crate) fn load(
-        layer: &LayerConfig,
+        layer: &LayerAttention,
         tensors: &mut LoadedTensors,
         i: usize,
     ) -> Result<CompressedWeights, LoadError> {

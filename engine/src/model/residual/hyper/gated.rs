@@ -36,7 +36,7 @@ pub struct GatedWeights {
 
 /// The number of streams, the width of all, and the rank of the gates.
 fn sizes(c: &Scope<'_>) -> Option<(usize, usize, usize)> {
-    let hyper = c.hyper?;
+    let hyper = c.residual.hyper?;
     Some((hyper.n, hyper.n * c.n_embd, hyper.rank?))
 }
 

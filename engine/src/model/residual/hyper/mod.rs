@@ -26,9 +26,9 @@ use crate::kernels::attention::KvMemory;
 use crate::kernels::elementwise::{add_scaled, scale};
 use crate::kernels::panel::Matrix;
 use crate::math::exp;
-use crate::model::config::MAX_WIDTH;
 use crate::model::forward::Stage;
 use crate::model::keys::Keys;
+use crate::model::keys::MAX_WIDTH;
 use crate::model::loader::LoadedTensors;
 use crate::model::residual::hyper::gated::GatedWeights;
 use crate::model::residual::orders::{ForwardPass, SubLayerRows};
@@ -87,7 +87,7 @@ impl HyperConfig {
 
 /// Connections that do not gate each element.
 fn config(c: &Scope<'_>) -> Option<HyperConfig> {
-    c.hyper.filter(|hyper| hyper.rank.is_none())
+    c.residual.hyper.filter(|hyper| hyper.rank.is_none())
 }
 
 fn weights(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
@@ -257,7 +257,7 @@ impl ForwardPass<'_, '_> {
         memory: &mut KvMemory,
         s: &mut Scratch,
     ) {
-        let Some(config) = self.model.config.hyper else { return };
+        let Some(config) = self.model.config.residual.hyper else { return };
         let (layer, d, n) = (self.model.layer(i), self.model.config.n_embd, self.n);
         let [attention_weights, ffn_weights] = weights;
         if let Some(ngrams) = &layer.ngrams {
