@@ -7,9 +7,8 @@ use core::mem;
 use sha2::{Digest, Sha256};
 
 use crate::error::LoadError;
-use crate::gguf::{Gguf, GgufSet, HeaderError};
+use crate::gguf::{Gguf, GgufSet, HeaderError, split_sha256};
 use crate::model::{Model, ModelLoader};
-use crate::receipt::split_sha256;
 
 /// Why streamed bytes did not make a model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
