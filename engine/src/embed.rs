@@ -71,7 +71,7 @@ impl Pooling {
 
     /// The pooling before the classification head.
     fn before_head(config: &Config) -> Pooling {
-        match config.classifier_pooling {
+        match config.output.classifier_pooling {
             Some(1) => Pooling::Mean,
             _ if config.causal => Pooling::Last,
             _ => Pooling::Cls,
@@ -83,7 +83,7 @@ impl Pooling {
     /// # Errors
     /// [`LoadError::Unsupported`] for another pooling type.
     pub fn of(config: &Config) -> Result<Pooling, LoadError> {
-        match config.pooling_type {
+        match config.output.pooling_type {
             None if config.causal => Ok(Pooling::Last),
             None => Ok(Pooling::Mean),
             Some(n) => Pooling::ALL.get(n as usize).copied().ok_or_else(|| LoadError::Unsupported {

@@ -248,7 +248,7 @@ fn selected(scores: &[f32], n: usize) -> (Vec<usize>, f32) {
 /// Deviation of the tokens whose experts are those of the F32 model, of the worst prompt. Where another expert was selected first,
 /// its score in F32 must be near that of the one that it replaced.
 fn deviation_with_equal_experts(recipe: &Recipe, exact: &Model, quantised: &Model) -> f64 {
-    let n_used = exact.config.experts.expect("experts").n_used;
+    let n_used = exact.config.ffn.experts.expect("experts").n_used;
     let mut worst = 0.0f64;
     for (ids, want) in recipe.prompts.iter().zip(recipe.expected()) {
         let ((_, of_exact), (logits, of_quantised)) = (routed(exact, ids), routed(quantised, ids));

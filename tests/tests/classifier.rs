@@ -116,7 +116,7 @@ impl Case {
             let n = x.len() as f64;
             let mean = x.iter().sum::<f64>() / n;
             let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
-            let root = (variance + f64::from(model.config.norm_eps)).sqrt();
+            let root = (variance + f64::from(model.config.norm.eps)).sqrt();
             x.iter_mut().zip(norm).for_each(|(x, w)| *x = (*x - mean) / root * w);
         }
         x = layer(&x, "cls.output").unwrap_or(x);

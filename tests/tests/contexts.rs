@@ -127,14 +127,15 @@ fn patterns_of_windows() {
     let windows = |pattern: u32| {
         let key = "gemma3.attention.sliding_window_pattern";
         let config = with_metadata("gemma3-swa8-f16.gguf", &[(key, pattern)]).expect("a model").config;
-        let local: Vec<bool> = config.layers.iter().map(|l| l.window.left == 7).collect();
+        let local: Vec<bool> = config.layers.iter().map(|l| l.attention.window.left == 7).collect();
         // sliding-window layers have their own RoPE base
         assert!(
             config
                 .layers
                 .iter()
                 .zip(&local)
-                .all(|(l, local)| config.ropes[l.rope.unwrap()].base == if *local { 1e4 } else { 1e6 })
+                .all(|(l, local)| config.attention.ropes[l.attention.rope.unwrap()].base
+                    == if *local { 1e4 } else { 1e6 })
         );
         (local, config.window())
     };
@@ -143,5 +144,5 @@ fn patterns_of_windows() {
     assert_eq!(windows(1), (vec![false; 6], None));
     assert_eq!(windows(0), (vec![true; 6], Some(8)));
     let layers = reference::load("smollm3-nope-f16.gguf").config.layers;
-    assert_eq!(layers.iter().map(|l| l.rope.is_some()).collect::<Vec<_>>(), [true, true, true, false]);
+    assert_eq!(layers.iter().map(|l| l.attention.rope.is_some()).collect::<Vec<_>>(), [true, true, true, false]);
 }

@@ -81,7 +81,7 @@ fn windows_free_pages_that_layers_share() {
     recipe.metadata.push(("gemma3n.attention.sliding_window_pattern".into(), "ARRAY/BOOL".into(), json!(local)));
     let model = Arc::new(Model::load(&recipe.file(Dtype::F32), &Inline).expect("a model"));
     assert_eq!(model.config.window(), Some(16));
-    assert_eq!(model.config.layers.iter().map(|l| l.owns_kv).filter(|own| !own).count(), 2);
+    assert_eq!(model.config.layers.iter().map(|l| l.attention.owns_kv).filter(|own| !own).count(), 2);
     let requests = [request(&prompt(40, 1), 150, 1), request(&prompt(90, 2), 60, 2)];
     let mut whole = engine_with_pages(&model, 256, 1, 16, 40);
     let want: Vec<_> = requests.iter().flat_map(|r| run(&mut whole, std::slice::from_ref(r), 0)).collect();

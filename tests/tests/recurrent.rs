@@ -163,7 +163,7 @@ fn a_recurrent_draft_model_returns_to_its_state() {
     for name in ["qwen35", "lfm2", "mamba2", "falcon-h1"] {
         let mut model = Model::load(&recipe(name).file(Dtype::F32), &Inline).expect("a model");
         // so that most guesses are probable enough
-        model.config.logit_scale *= 4.0;
+        model.config.output.scale *= 4.0;
         let model = Arc::new(model);
         let mut request = request(&prompt(75, 4), 120, 3);
         request.sampling.temperature = 2.0;

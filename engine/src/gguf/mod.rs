@@ -22,7 +22,7 @@ use alloc::vec::Vec;
 
 use thiserror::Error;
 
-pub use self::split::{GgufSet, MAX_SHARDS, ShardError, ShardName};
+pub use self::split::{GgufSet, MAX_SHARDS, ShardError, ShardName, split_sha256};
 pub use self::value::{Array, StrArray, Value, ValueType};
 pub use self::write::{GgufWriter, WriteError};
 use crate::error::LoadError;

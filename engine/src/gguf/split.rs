@@ -8,11 +8,22 @@ use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
+use sha2::{Digest, Sha256};
+
 use super::{Gguf, TensorInfo};
 use crate::error::LoadError;
 
 /// Maximal number of files of a model: file names have five digits.
 pub const MAX_SHARDS: u32 = 99_999;
+
+/// The digest that identifies a model: SHA-256 of its file; for a split model, SHA-256 of the concatenated SHA-256s (32
+/// bytes each) of its files in shard order.
+pub fn split_sha256(files: &[[u8; 32]]) -> [u8; 32] {
+    match files {
+        [one] => *one,
+        all => Sha256::digest(all.as_flattened()).into(),
+    }
+}
 
 /// A file name `STEM-00001-of-00005.gguf`, parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

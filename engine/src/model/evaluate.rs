@@ -4,11 +4,11 @@ use alloc::vec::Vec;
 
 use thiserror::Error;
 
-use super::{Exec, KvRef, Model, Run, ScratchSize, Trace};
 use crate::error::{MemoryError, RequestError};
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvMemory, KvType, PAGE};
 use crate::kernels::recurrent::StateMemory;
+use crate::model::{Exec, KvRef, Model, Run, ScratchSize, Trace};
 use crate::pool::Pool;
 
 /// Parameters of the evaluation of a text.

@@ -9,31 +9,66 @@ use core::ops::RangeInclusive;
 use crate::error::LoadError;
 use crate::gguf::{Gguf, Value, ValueType};
 
+/// Maximal number of layers: beyond any known model, and cheap to hold.
+pub(crate) const MAX_LAYERS: u32 = 4096;
+/// Maximal width of a vector: keeps every product of two widths below 2^48.
+pub(crate) const MAX_WIDTH: u32 = 1 << 24;
+/// Maximal context: f64 RoPE angles stay exact to 1e-12 well beyond.
+pub(crate) const MAX_CONTEXT: u32 = 1 << 28;
+
 /// Reads keys `ARCH.name`.
-pub(super) struct Keys<'g, 'a> {
-    pub(super) gguf: &'g Gguf<'a>,
-    pub(super) arch: &'static str,
+pub(crate) struct Keys<'g, 'a> {
+    gguf: &'g Gguf<'a>,
+    arch: &'static str,
+    /// Values that the family has in place of the file's.
+    own: Vec<(&'static str, Value<'static>)>,
 }
 
-impl Keys<'_, '_> {
+impl<'g, 'a> Keys<'g, 'a> {
+    pub(crate) fn new(gguf: &'g Gguf<'a>, arch: &'static str) -> Keys<'g, 'a> {
+        Keys { gguf, arch, own: Vec::new() }
+    }
+
+    /// The keys with another prefix.
+    pub(crate) fn with_prefix(&self, arch: &'static str) -> Keys<'g, 'a> {
+        Keys::new(self.gguf, arch)
+    }
+
+    /// Replaces the value of the file.
+    pub(crate) fn set_u32(&mut self, name: &'static str, value: u32) {
+        self.own.push((name, Value::U32(value)));
+    }
+
+    /// The same for a float.
+    pub(crate) fn set_f32(&mut self, name: &'static str, value: f32) {
+        self.own.push((name, Value::F32(value)));
+    }
+
+    fn own(&self, name: &str) -> Option<&Value<'static>> {
+        self.own.iter().rev().find(|(own, _)| *own == name).map(|(_, value)| value)
+    }
+
     fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.arch)
     }
 
-    pub(super) fn wrong(&self, name: &str, found: impl ToString, expected: impl Display) -> LoadError {
+    pub(crate) fn wrong(&self, name: &str, found: impl ToString, expected: impl Display) -> LoadError {
         LoadError::Metadata { key: self.key(name), found: found.to_string(), expected: expected.to_string() }
     }
 
-    pub(super) fn str(&self, name: &str) -> Result<Option<&str>, LoadError> {
+    pub(crate) fn str(&self, name: &str) -> Result<Option<&str>, LoadError> {
         self.gguf.str(&self.key(name))
     }
 
-    pub(super) fn bool(&self, name: &str) -> Result<Option<bool>, LoadError> {
+    pub(crate) fn bool(&self, name: &str) -> Result<Option<bool>, LoadError> {
         self.gguf.bool(&self.key(name))
     }
 
     /// An integer, or an array with the same integer for each of the `block_count` layers.
-    pub(super) fn u32(&self, name: &str) -> Result<Option<u32>, LoadError> {
+    pub(crate) fn u32(&self, name: &str) -> Result<Option<u32>, LoadError> {
+        if let Some(Value::U32(own)) = self.own(name) {
+            return Ok(Some(*own));
+        }
         let key = self.key(name);
         let Some(Value::Array(_)) = self.gguf.get(&key) else { return self.gguf.u32(&key) };
         let layers = self.gguf.u32_array(&key)?.unwrap_or_default();
@@ -48,16 +83,19 @@ impl Keys<'_, '_> {
         }
     }
 
-    pub(super) fn u32_array(&self, name: &str) -> Result<Option<Vec<u32>>, LoadError> {
+    pub(crate) fn u32_array(&self, name: &str) -> Result<Option<Vec<u32>>, LoadError> {
         self.gguf.u32_array(&self.key(name))
     }
 
-    pub(super) fn u64_array(&self, name: &str) -> Result<Option<Vec<u64>>, LoadError> {
+    pub(crate) fn u64_array(&self, name: &str) -> Result<Option<Vec<u64>>, LoadError> {
         self.gguf.u64_array(&self.key(name))
     }
 
     /// An integer for each of `n` layers, from an array or the same for all.
-    pub(super) fn per_layer_u32(&self, name: &str, n: usize) -> Result<Option<Vec<u32>>, LoadError> {
+    pub(crate) fn per_layer_u32(&self, name: &str, n: usize) -> Result<Option<Vec<u32>>, LoadError> {
+        if let Some(Value::U32(own)) = self.own(name) {
+            return Ok(Some(alloc::vec![*own; n]));
+        }
         let key = self.key(name);
         let Some(Value::Array(_)) = self.gguf.get(&key) else {
             return Ok(self.gguf.u32(&key)?.map(|v| alloc::vec![v; n]));
@@ -70,27 +108,30 @@ impl Keys<'_, '_> {
         Ok(Some(values))
     }
 
-    pub(super) fn f32(&self, name: &str) -> Result<Option<f32>, LoadError> {
+    pub(crate) fn f32(&self, name: &str) -> Result<Option<f32>, LoadError> {
+        if let Some(Value::F32(own)) = self.own(name) {
+            return Ok(Some(*own));
+        }
         match self.gguf.f32(&self.key(name))? {
             Some(v) if !v.is_finite() => Err(self.wrong(name, v, "a finite number")),
             v => Ok(v),
         }
     }
 
-    pub(super) fn f32_array(&self, name: &str) -> Result<Option<Vec<f32>>, LoadError> {
+    pub(crate) fn f32_array(&self, name: &str) -> Result<Option<Vec<f32>>, LoadError> {
         self.gguf.f32_array(&self.key(name))
     }
 
-    pub(super) fn has(&self, name: &str) -> bool {
-        self.gguf.get(&self.key(name)).is_some()
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.own(name).is_some() || self.gguf.get(&self.key(name)).is_some()
     }
 
-    pub(super) fn is_array(&self, name: &str) -> bool {
-        matches!(self.gguf.get(&self.key(name)), Some(Value::Array(_)))
+    pub(crate) fn is_array(&self, name: &str) -> bool {
+        self.own(name).is_none() && matches!(self.gguf.get(&self.key(name)), Some(Value::Array(_)))
     }
 
     /// A number for each of `n` layers, from an array or the same for all; 0 if the key is missing.
-    pub(super) fn per_layer_f32(&self, name: &str, n: usize) -> Result<Vec<f32>, LoadError> {
+    pub(crate) fn per_layer_f32(&self, name: &str, n: usize) -> Result<Vec<f32>, LoadError> {
         let key = self.key(name);
         let values = match self.gguf.get(&key) {
             None => return Ok(alloc::vec![0.0; n]),
@@ -106,7 +147,7 @@ impl Keys<'_, '_> {
         }
     }
 
-    pub(super) fn in_range(&self, name: &str, v: Option<u32>, range: RangeInclusive<u32>) -> Result<usize, LoadError> {
+    pub(crate) fn in_range(&self, name: &str, v: Option<u32>, range: RangeInclusive<u32>) -> Result<usize, LoadError> {
         let expected = format!("{} to {}", range.start(), range.end());
         match v {
             Some(v) if range.contains(&v) => Ok(v as usize),
@@ -115,12 +156,12 @@ impl Keys<'_, '_> {
         }
     }
 
-    pub(super) fn size(&self, name: &str, range: RangeInclusive<u32>) -> Result<usize, LoadError> {
+    pub(crate) fn size(&self, name: &str, range: RangeInclusive<u32>) -> Result<usize, LoadError> {
         self.in_range(name, self.u32(name)?, range)
     }
 
     /// A number above `limit`; `default` if the key is missing.
-    pub(super) fn above(&self, name: &str, limit: f32, default: f32) -> Result<f32, LoadError> {
+    pub(crate) fn above(&self, name: &str, limit: f32, default: f32) -> Result<f32, LoadError> {
         match self.f32(name)?.unwrap_or(default) {
             v if v > limit => Ok(v),
             v => Err(self.wrong(name, v, format!("a number above {limit}"))),
@@ -128,7 +169,7 @@ impl Keys<'_, '_> {
     }
 
     /// A positive number; `default` if the key is missing.
-    pub(super) fn positive(&self, name: &str, default: f32) -> Result<f32, LoadError> {
+    pub(crate) fn positive(&self, name: &str, default: f32) -> Result<f32, LoadError> {
         match self.f32(name)?.unwrap_or(default) {
             v if v > 0.0 => Ok(v),
             v => Err(self.wrong(name, v, "a positive number")),
@@ -136,7 +177,7 @@ impl Keys<'_, '_> {
     }
 
     /// A positive number; `None` if the key is missing or 0.
-    pub(super) fn optional(&self, name: &str) -> Result<Option<f32>, LoadError> {
+    pub(crate) fn optional(&self, name: &str) -> Result<Option<f32>, LoadError> {
         match self.f32(name)? {
             None | Some(0.0) => Ok(None),
             Some(v) if v > 0.0 => Ok(Some(v)),
@@ -146,7 +187,7 @@ impl Keys<'_, '_> {
 
     /// A pattern over `n` layers, true for local ones: from an array with a value per layer, or from a period p
     /// (`default` if the key is missing), of which the last layer is global. Period 0: all are local.
-    pub(super) fn pattern(&self, name: &str, n: usize, default: usize) -> Result<Vec<bool>, LoadError> {
+    pub(crate) fn pattern(&self, name: &str, n: usize, default: usize) -> Result<Vec<bool>, LoadError> {
         let key = self.key(name);
         let period = match self.gguf.get(&key) {
             Some(Value::Array(a)) => {

@@ -1,44 +1,44 @@
 //! Models: hyper-parameters, weights, tokenizer and the forward pass.
 
-mod altup;
-pub mod arch;
-mod block;
-mod classifier;
+mod budget;
 pub mod config;
+mod directory;
+pub(crate) mod embeddings;
 pub mod evaluate;
-mod ffn;
+pub mod families;
+pub mod family;
+pub(crate) mod ffn;
 pub mod forward;
-mod hyper;
+pub(crate) mod heads;
 mod keys;
+mod linear;
 pub mod loader;
-pub mod mixers;
-pub mod mtp;
-mod ngrams;
-mod passes;
-mod projection;
+mod memory;
+pub(crate) mod mixers;
+mod pass;
 mod recommended;
-mod residual_attention;
-
-pub(crate) mod roles;
-pub mod rotary;
+pub(crate) mod residual;
 mod rows;
 mod scratch;
 pub mod stream;
-pub mod weights;
+mod tensors;
+mod weights;
 
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 
 pub use config::Config;
+pub use families as arch;
 pub(crate) use forward::logits_rows;
-pub use forward::{Exec, KvRef, Run, Stage, Trace};
+pub(crate) use heads::projection::ProjectionScratch;
 use loader::{LoadedWeights, WeightLoader};
-pub(crate) use projection::ProjectionScratch;
+pub use pass::{Exec, KvRef, Run, Stage, Trace};
 pub use recommended::RecommendedSampling;
+use residual::block::Block;
 pub use scratch::{Scratch, ScratchSize};
 pub use stream::{StreamError, StreamLoader};
-use weights::{Layer, Weights};
+use weights::Weights;
 
 use crate::error::LoadError;
 use crate::gguf::Gguf;
@@ -203,7 +203,7 @@ impl Model {
     }
 
     /// The weights of layer `i`: several layers may have the same.
-    pub(crate) fn layer(&self, i: usize) -> &Layer {
+    pub(crate) fn layer(&self, i: usize) -> &Block {
         &self.weights.layers[self.config.layers[i].block]
     }
 

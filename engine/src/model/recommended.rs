@@ -2,7 +2,6 @@
 
 use crate::error::LoadError;
 use crate::gguf::Gguf;
-use crate::sampler::{ALL_TOKENS, SamplingOptions};
 
 /// Sampling options that a model file recommends in llama.cpp's keys `general.sampling.*`. A host decides whether to use
 /// them.
@@ -18,7 +17,7 @@ pub struct RecommendedSampling {
     pub min_p: Option<f32>,
     /// `general.sampling.penalty_repeat`
     pub repeat_penalty: Option<f32>,
-    /// `general.sampling.penalty_last_n`; [`ALL_TOKENS`] for -1
+    /// `general.sampling.penalty_last_n`; [`ALL_TOKENS`](crate::sampler::ALL_TOKENS) for -1
     pub repeat_last_n: Option<u32>,
 }
 
@@ -27,7 +26,7 @@ impl RecommendedSampling {
     ///
     /// # Errors
     /// A key whose value has another type.
-    pub(super) fn from_gguf(gguf: &Gguf<'_>) -> Result<RecommendedSampling, LoadError> {
+    pub(crate) fn from_gguf(gguf: &Gguf<'_>) -> Result<RecommendedSampling, LoadError> {
         let within = |key: &str, low: f32, high: f32| {
             Ok::<_, LoadError>(gguf.f32(key)?.filter(|value| (low..=high).contains(value)))
         };
@@ -40,21 +39,8 @@ impl RecommendedSampling {
             top_p: within("general.sampling.top_p", f32::MIN_POSITIVE, 1.0)?,
             min_p: within("general.sampling.min_p", 0.0, 1.0)?,
             repeat_penalty: within("general.sampling.penalty_repeat", f32::MIN_POSITIVE, 100.0)?,
-            repeat_last_n: last_n.map(|n| u32::try_from(n).unwrap_or(ALL_TOKENS)),
+            repeat_last_n: last_n.map(|n| u32::try_from(n).unwrap_or(u32::MAX)),
         })
-    }
-
-    /// `options` with what the file recommends.
-    pub fn apply(&self, options: SamplingOptions) -> SamplingOptions {
-        SamplingOptions {
-            temperature: self.temperature.unwrap_or(options.temperature),
-            top_k: self.top_k.unwrap_or(options.top_k),
-            top_p: self.top_p.unwrap_or(options.top_p),
-            min_p: self.min_p.unwrap_or(options.min_p),
-            repeat_penalty: self.repeat_penalty.unwrap_or(options.repeat_penalty),
-            repeat_last_n: self.repeat_last_n.unwrap_or(options.repeat_last_n),
-            ..options
-        }
     }
 }
 
@@ -62,6 +48,7 @@ impl RecommendedSampling {
 mod tests {
     use super::*;
     use crate::gguf::{GgufWriter, Value};
+    use crate::sampler::{ALL_TOKENS, SamplingOptions};
 
     fn recommended(keys: &[(&str, Value<'_>)]) -> Result<RecommendedSampling, LoadError> {
         let mut writer = GgufWriter::new();

@@ -2,9 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::arch::Swiglu;
-use super::weights::{Linear, LinearGroup, Norm, padded};
-use crate::kernels::act::{self, ActLayout, Floats, PackedActs, max_words};
+use crate::kernels::act::{self, ActLayout, Floats, PackedActs};
 use crate::kernels::elementwise::{
     Activation, Xielu, activate, add_scaled, clamped_swiglu, gate_by_sigmoid, gated, limited_swiglu, multiply,
     silu_clamped, soft_cap, xielu,
@@ -13,34 +11,37 @@ use crate::kernels::matmul::{Columns, MatmulJob, products};
 use crate::kernels::norm::{NormKind, NormWeights, norm, norm_in_place};
 use crate::kernels::panel::Matrix;
 use crate::kernels::{Cpu, tasks};
+use crate::model::family::Swiglu;
+use crate::model::linear::{Linear, LinearGroup, Norm, padded};
+use crate::model::memory::{Stack, packed_words};
 use crate::pool::Pool;
 
 /// Rows of one task.
-pub(super) const TASK_ROWS: usize = act::TASK_COLUMNS;
+pub(crate) const TASK_ROWS: usize = act::TASK_COLUMNS;
 
 /// Instruction set, pool and norm parameters of the operations.
 #[derive(Clone, Copy)]
-pub(super) struct RowOps<'a> {
-    pub(super) cpu: Cpu,
-    pub(super) pool: &'a dyn Pool,
+pub(crate) struct RowOps<'a> {
+    pub(crate) cpu: Cpu,
+    pub(crate) pool: &'a dyn Pool,
     /// Kind of all norms of the model.
-    pub(super) kind: NormKind,
-    pub(super) eps: f32,
+    pub(crate) kind: NormKind,
+    pub(crate) eps: f32,
 }
 
 /// Rows (n, k) as the columns of a product with `w` (rows, k).
-pub(super) fn as_columns<'x>(x: &'x [f32], w: &Matrix) -> Floats<'x> {
+pub(crate) fn as_columns<'x>(x: &'x [f32], w: &Matrix) -> Floats<'x> {
     Floats { x, stride: w.k() }
 }
 
 /// Columns `at..at + width` of rows of `stride` floats.
-pub(super) fn columns(x: &[f32], stride: usize, at: usize, width: usize) -> impl Iterator<Item = &[f32]> {
+pub(crate) fn columns(x: &[f32], stride: usize, at: usize, width: usize) -> impl Iterator<Item = &[f32]> {
     x.chunks_exact(stride).map(move |row| &row[at..at + width])
 }
 
 impl<'a> RowOps<'a> {
     /// Calls `f(index, row)` for each row of `stride` floats.
-    pub(super) fn each(&self, x: &mut [f32], stride: usize, f: &(dyn Fn(usize, &mut [f32]) + Sync)) {
+    pub(crate) fn each(&self, x: &mut [f32], stride: usize, f: &(dyn Fn(usize, &mut [f32]) + Sync)) {
         tasks::chunks(act::pool_for_rows(self.pool, x.len() / stride), x, TASK_ROWS * stride, &|i, rows, _| {
             for (r, row) in rows.chunks_exact_mut(stride).enumerate() {
                 f(i * TASK_ROWS + r, row);
@@ -53,20 +54,20 @@ impl<'a> RowOps<'a> {
     }
 
     /// `out = norm(x)`; rows of `out` are contiguous, those of `x` are `stride` apart.
-    pub(super) fn norm(&self, n: &Norm, x: &[f32], stride: usize, out: &mut [f32]) {
+    pub(crate) fn norm(&self, n: &Norm, x: &[f32], stride: usize, out: &mut [f32]) {
         let weights = self.weights(n);
         self.each(out, n.width, &|r, out| norm(self.cpu, &weights, &x[r * stride..][..n.width], out));
     }
 
     /// `h = norm(x)`, both (n, width), and returns `h`; returns `x` if there is no norm.
-    pub(super) fn normed<'b>(&self, n: Option<&Norm>, x: &'b [f32], h: &'b mut [f32]) -> &'b [f32] {
+    pub(crate) fn normed<'b>(&self, n: Option<&Norm>, x: &'b [f32], h: &'b mut [f32]) -> &'b [f32] {
         let Some(n) = n else { return x };
         self.norm(n, x, n.width, h);
         h
     }
 
     /// Normalises each head of one token, in place.
-    pub(super) fn norm_heads(&self, n: &Norm, heads: &mut [f32]) {
+    pub(crate) fn norm_heads(&self, n: &Norm, heads: &mut [f32]) {
         for (i, (head, w)) in heads.chunks_exact_mut(n.width).zip(n.weight.chunks_exact(n.width).cycle()).enumerate() {
             let b = n.bias.as_ref().map(|b| &b[i * n.width % b.len()..][..n.width]);
             norm_in_place(self.cpu, &NormWeights { kind: self.kind, eps: self.eps, w, b }, head);
@@ -74,30 +75,30 @@ impl<'a> RowOps<'a> {
     }
 
     /// `x += y * scale` on rows of `d` floats; rows of `x` are contiguous, those of `y` are `stride` apart.
-    pub(super) fn add(&self, x: &mut [f32], d: usize, y: &[f32], stride: usize, scale: f32) {
+    pub(crate) fn add(&self, x: &mut [f32], d: usize, y: &[f32], stride: usize, scale: f32) {
         self.each(x, d, &|r, x| add_scaled(self.cpu, x, &y[r * stride..][..d], scale));
     }
 
     /// `x = norm(x)` on contiguous rows.
-    pub(super) fn norm_each(&self, n: &Norm, x: &mut [f32]) {
+    pub(crate) fn norm_each(&self, n: &Norm, x: &mut [f32]) {
         let weights = self.weights(n);
         self.each(x, n.width, &|_, x| norm_in_place(self.cpu, &weights, x));
     }
 
     /// [`RowOps::norm_each`] on the beginnings of rows of `stride` floats.
-    pub(super) fn norm_beginnings(&self, n: &Norm, x: &mut [f32], stride: usize) {
+    pub(crate) fn norm_beginnings(&self, n: &Norm, x: &mut [f32], stride: usize) {
         let weights = self.weights(n);
         self.each(x, stride, &|_, x| norm_in_place(self.cpu, &weights, &mut x[..n.width]));
     }
 
     /// [`RowOps::norm_each`] on the ends of rows of `stride` floats.
-    pub(super) fn norm_ends(&self, n: &Norm, x: &mut [f32], stride: usize) {
+    pub(crate) fn norm_ends(&self, n: &Norm, x: &mut [f32], stride: usize) {
         let weights = self.weights(n);
         self.each(x, stride, &|_, x| norm_in_place(self.cpu, &weights, &mut x[stride - n.width..]));
     }
 
     /// `x = norm(x + y)`; rows of `x` are contiguous, those of `y` padded to whole panels.
-    pub(super) fn add_normed(&self, n: &Norm, x: &mut [f32], y: &[f32]) {
+    pub(crate) fn add_normed(&self, n: &Norm, x: &mut [f32], y: &[f32]) {
         let weights = self.weights(n);
         self.each(x, n.width, &|r, x| {
             add_scaled(self.cpu, x, &y[r * padded(n.width)..][..n.width], 1.0);
@@ -107,7 +108,7 @@ impl<'a> RowOps<'a> {
 
     /// Input of the down projection, in the first `width` floats of each row of `stride`: `act(gate) * up`, where
     /// `gate` starts at 0 and `up` at `up`; without a gate (`None`) `act(x)`.
-    pub(super) fn activate(&self, f: FfnActivation, x: &mut [f32], stride: usize, up: Option<usize>, width: usize) {
+    pub(crate) fn activate(&self, f: FfnActivation, x: &mut [f32], stride: usize, up: Option<usize>, width: usize) {
         self.each(x, stride, &|_, row| {
             let Some(up) = up else {
                 let row = &mut row[..width];
@@ -136,8 +137,10 @@ impl<'a> RowOps<'a> {
     }
 
     /// `out = W x + b` of each linear of the group for the rows `x` (n, k).
-    pub(super) fn linear_group(&self, group: &LinearGroup, x: &[f32], out: &mut [f32], words: &mut [u32]) {
-        let mut packed = PackedColumns::new(words);
+    pub(crate) fn linear_group(&self, group: &LinearGroup, x: &[f32], out: &mut [f32], stack: &mut Stack<'_>) {
+        let size = group.size(x.len() / group.k());
+        let mut stack = stack.scope();
+        let mut packed = PackedColumns::new(stack.words(size.words));
         let jobs: Vec<MatmulJob<'_>> = group
             .linears
             .iter()
@@ -155,12 +158,21 @@ impl<'a> RowOps<'a> {
     }
 
     /// `out = W x + b` for the rows `x` (n, k); rows of `out` are padded to whole panels.
-    pub(super) fn linear(&self, linear: &Linear, x: &[f32], out: &mut [f32], words: &mut [u32]) {
-        self.matrix(&linear.w, linear.bias.as_deref(), as_columns(x, &linear.w), out, words);
+    pub(crate) fn linear(&self, linear: &Linear, x: &[f32], out: &mut [f32], stack: &mut Stack<'_>) {
+        self.matrix(&linear.w, linear.bias.as_deref(), as_columns(x, &linear.w), out, stack);
     }
 
     /// As [`RowOps::linear`], for rows with a stride of their own.
-    pub(super) fn matrix(&self, w: &Matrix, bias: Option<&[f32]>, x: Floats<'_>, out: &mut [f32], words: &mut [u32]) {
+    pub(crate) fn matrix(
+        &self,
+        w: &Matrix,
+        bias: Option<&[f32]>,
+        x: Floats<'_>,
+        out: &mut [f32],
+        stack: &mut Stack<'_>,
+    ) {
+        let mut stack = stack.scope();
+        let words = stack.words(packed_words(x.n(), 1, w.k()));
         let x = PackedColumns::new(words).of(self, w, x, 0);
         products(self.cpu, self.pool, &[MatmulJob { w, x, out_column: 0, out_row: 0 }], out, padded(w.rows()));
         self.add_bias(bias, out, padded(w.rows()), 0);
@@ -175,41 +187,32 @@ impl<'a> RowOps<'a> {
 
 /// Activation of a feed-forward.
 #[derive(Clone, Copy)]
-pub(super) struct FfnActivation {
-    pub(super) act: Activation,
-    pub(super) swiglu: Swiglu,
+pub(crate) struct FfnActivation {
+    pub(crate) act: Activation,
+    pub(crate) swiglu: Swiglu,
     /// Limit of the factors of gate and up; 0 for none.
-    pub(super) limit: f32,
-    pub(super) xielu: Option<Xielu>,
+    pub(crate) limit: f32,
+    pub(crate) xielu: Option<Xielu>,
     /// Betas of SiTU, which replaces the activation of gated feed-forwards; the second one is 0 if `up` is used as it is.
-    pub(super) situ: Option<[f32; 2]>,
+    pub(crate) situ: Option<[f32; 2]>,
 }
 
 /// Inputs of products, each packed once per layout that the types of its matrices need.
-pub(super) struct PackedColumns<'w> {
+pub(crate) struct PackedColumns<'w> {
     left: &'w mut [u32],
     /// Index of the input, and its packed form.
     packed: Vec<(usize, PackedActs<'w>)>,
 }
 
-/// Maximal number of layouts of one input: the number of matrices that share it (q, k, v and the gate of the output; of a
-/// delta net qkv, gate, rate and decay).
-pub(super) const MAX_FORMS: usize = 4;
-
-/// Words that `rows` rows of `k` elements take in `forms` layouts.
-pub(super) fn packed_words(rows: usize, forms: usize, k: usize) -> usize {
-    forms.saturating_mul(max_words(rows, k))
-}
-
 impl<'w> PackedColumns<'w> {
     /// Packs into `words`, which holds [`packed_words`] of all inputs.
-    pub(super) fn new(words: &'w mut [u32]) -> PackedColumns<'w> {
+    pub(crate) fn new(words: &'w mut [u32]) -> PackedColumns<'w> {
         PackedColumns { left: words, packed: Vec::new() }
     }
 
     /// The rows `x`, input number `input`, in the layout that the matrix needs. Inputs must be given in ascending
     /// order.
-    pub(super) fn of<'x: 'c, 'c>(&mut self, rows: &RowOps<'_>, w: &Matrix, x: Floats<'x>, input: usize) -> Columns<'c>
+    pub(crate) fn of<'x: 'c, 'c>(&mut self, rows: &RowOps<'_>, w: &Matrix, x: Floats<'x>, input: usize) -> Columns<'c>
     where
         'w: 'c,
     {

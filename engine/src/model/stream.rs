@@ -6,10 +6,9 @@ use core::mem;
 
 use sha2::{Digest, Sha256};
 
-use super::{Model, ModelLoader};
 use crate::error::LoadError;
-use crate::gguf::{Gguf, GgufSet, HeaderError};
-use crate::receipt::split_sha256;
+use crate::gguf::{Gguf, GgufSet, HeaderError, split_sha256};
+use crate::model::{Model, ModelLoader};
 
 /// Why streamed bytes did not make a model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -30,6 +30,8 @@ use alloc::vec::Vec;
 use sha2::{Digest, Sha256};
 
 pub use hex::Hex;
+
+pub use crate::gguf::split_sha256;
 pub use verify::{Difference, Mismatch, VerifyError, verify};
 
 use crate::kernels::NUMERICS_VERSION;
@@ -82,15 +84,6 @@ pub struct Receipt {
 pub struct Chain {
     h: [u8; 32],
     steps: Vec<Hex<8>>,
-}
-
-/// The digest that identifies a model: SHA-256 of its file; for a split model, SHA-256 of the concatenated SHA-256s (32
-/// bytes each) of its files in shard order.
-pub fn split_sha256(files: &[[u8; 32]]) -> [u8; 32] {
-    match files {
-        [one] => *one,
-        all => Sha256::digest(all.as_flattened()).into(),
-    }
 }
 
 /// Floats that are serialised at a time.

@@ -14,6 +14,7 @@ mod draw;
 mod dry;
 mod options;
 mod penalties;
+mod recommended;
 mod stages;
 #[cfg(test)]
 mod tests;

@@ -1,24 +1,24 @@
 //! Keys of blocks of positions. A block's key is made of what each of its positions has in KV pages, and stands at the last one,
 //! so that it depends on the tokens up to its own place only.
 
-use super::super::block::ForwardPass;
-use super::super::scratch::AttentionScratch;
+use super::attention::batch::AttentionBatch;
 use crate::kernels::attention::{self, KvLayer, KvMemory, KvRows, Span};
 use crate::kernels::elementwise::add_scaled;
+use crate::model::pass::Pass;
 
 /// Where the keys of blocks of `ratio` positions are.
 #[derive(Clone, Copy)]
-pub(super) struct BlockKeys {
+pub(crate) struct BlockKeys {
     /// Layer of the keys in KV pages.
-    pub(super) keys: KvLayer,
+    pub(crate) keys: KvLayer,
     /// Layer of what they are made of.
-    pub(super) made_of: KvLayer,
+    pub(crate) made_of: KvLayer,
     /// Positions of a block.
-    pub(super) ratio: usize,
+    pub(crate) ratio: usize,
 }
 
 /// Computes the key of the block that ends at a position, from memory and the pages of the sequence.
-pub(super) type MakeKey<'m> = &'m (dyn Fn(&KvMemory, &[u32], usize, &mut [f32]) + Sync);
+pub(crate) type MakeKey<'m> = &'m (dyn Fn(&KvMemory, &[u32], usize, &mut [f32]) + Sync);
 
 /// The span and position of a row.
 fn place<'s, 'r>(spans: &'s [Span<'r>], row: usize) -> (&'s Span<'r>, usize) {
@@ -26,10 +26,10 @@ fn place<'s, 'r>(spans: &'s [Span<'r>], row: usize) -> (&'s Span<'r>, usize) {
     (span, span.pos + row - span.row)
 }
 
-impl ForwardPass<'_, '_> {
+impl Pass<'_, '_> {
     /// Puts the gates of each row, at `gate_at`, beside its values, and adds the bias of the position in its block. `bias` is
     /// (ratio, width): values and gates have `width` elements.
-    pub(super) fn bias_gates(&self, (input, stride): (&mut [f32], usize), gate_at: usize, bias: &[f32], ratio: usize) {
+    pub(crate) fn bias_gates(&self, (input, stride): (&mut [f32], usize), gate_at: usize, bias: &[f32], ratio: usize) {
         let (rows, spans, width) = (self.rows, self.spans, bias.len() / ratio);
         rows.each(input, stride, &|r, row| {
             row.copy_within(gate_at..gate_at + width, width);
@@ -40,12 +40,12 @@ impl ForwardPass<'_, '_> {
 
     /// Writes what keys are made of, the first elements of the rows of `input`, and then the keys of the blocks that end with
     /// these rows. `keys`, (rows, elements of a key), is zero at other positions.
-    pub(super) fn write_block_keys(
+    pub(crate) fn write_block_keys(
         &self,
         of: BlockKeys,
         (input, stride): (&[f32], usize),
         (keys, dim): (&mut [f32], usize),
-        s: &AttentionScratch,
+        s: &AttentionBatch,
         memory: &mut KvMemory,
         make: MakeKey<'_>,
     ) {
