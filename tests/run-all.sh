@@ -220,10 +220,9 @@ step fuzz-targets cargo check --quiet --manifest-path tests/fuzz/Cargo.toml --ta
 step intrinsics-are-inlined intrinsics_are_inlined
 step miri miri
 step native cargo test --quiet --workspace
-# not scalar-wasm: relaxed-simd tests its kernels too, and module-in-wasmtime its module
-for name in neon neon-dotprod simd128 relaxed-simd-node relaxed-simd; do
-    step "$name" tests/run-targets.sh "$name"
-done
+# emulators and WebAssembly runtimes take one core, and so do most of the steps that follow. Not scalar-wasm: relaxed-simd
+# tests its kernels too, and module-in-wasmtime its module
+beside targets tests/run-targets.sh neon neon-dotprod simd128 relaxed-simd-node relaxed-simd
 step build-wasm begun build-wasm
 step module-in-wasmtime module_in_wasmtime
 step module-in-node node --test tests/node/goldens.mjs
@@ -236,6 +235,7 @@ step llama-server-suite with_server llama_server_suite.py
 step router with_server router.py
 step chat-in-a-terminal with_server chat_pty.py
 step build-web build_web
+step targets begun targets
 step package-in-node package_in_node
 step package-in-chromium package_in_chromium
 step package-at-the-edge package_at_the_edge
