@@ -599,7 +599,7 @@ pub enum BenchWhat {
 
 #[derive(Debug, Clone, Args)]
 pub struct BenchServeArgs {
-    /// Start servers of the model with 1 worker, 2 workers and so on, as far as the threads go, and compare them
+    /// Compare servers of the model with 1, 2, ... workers, up to one worker per thread
     #[arg(long, conflicts_with_all = ["url", "server_model", "api_key"])]
     pub find_workers: bool,
     /// Base URL of the server

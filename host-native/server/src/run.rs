@@ -166,7 +166,7 @@ async fn serve(server: &Arc<Server>, sockets: Sockets) -> Result<(), Failure> {
     connections.shut_down(server, interrupted).await
 }
 
-/// The connections of a server, and what looks after it.
+/// Listeners and supervision tasks of a server.
 struct Connections {
     url: String,
     listeners: tokio::task::JoinSet<()>,
@@ -255,7 +255,7 @@ async fn reload(server: &Arc<Server>) {
     }
 }
 
-/// Looks after workers, idle models, sessions, and the settings file if it is watched.
+/// Supervises workers, idle models, sessions, and the settings file if it is watched.
 async fn supervise(server: Arc<Server>) {
     let mut tick = tokio::time::interval(SUPERVISION_INTERVAL.min(server.settings().session_ttl));
     let file_stamp = || server.config_file.as_deref().and_then(loading::file_stamp);

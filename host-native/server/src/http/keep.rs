@@ -183,7 +183,7 @@ fn keep_stream(server: &Arc<Server>, caller: &Caller, id: Arc<str>, response: Re
         let given_up = async {
             loop {
                 log.unread().await;
-                // nobody comes back
+                // no client resumed it
                 if timeout(window, log.read()).await.is_err() {
                     return;
                 }

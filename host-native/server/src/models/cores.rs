@@ -128,8 +128,7 @@ impl Threads {
     }
 }
 
-/// A turn for each parallel region: what is long and not urgent, such as loading a model, lets the steps of engines in
-/// between.
+/// Takes a turn for each parallel region, so that engine steps run between the regions of long work such as loading a model.
 impl Pool for Threads {
     fn threads(&self) -> usize {
         self.count()

@@ -14,7 +14,7 @@ const MEMORY_RETURN_TIME: Duration = Duration::from_secs(5);
 const LARGE_BLOCK: usize = 64 << 20;
 
 impl ModelPool {
-    /// Unloads models that have been idle for their `idle_timeout`, and looks after the workers of the others. Called
+    /// Unloads models that have been idle for their `idle_timeout`, and supervises the workers of the others. Called
     /// about once a second.
     pub fn supervise(&self) {
         for entry in self.entries() {

@@ -1,8 +1,8 @@
 //! Sessions: conversations by name, kept until they are closed, expire, or are evicted for newer ones.
 //!
 //! A session holds tokens and messages. Its KV pages are in the engine's prefix cache like any others; closing the session
-//! evicts them. A session with a turn in progress neither expires nor is evicted. When room is short, a session of a tenant that
-//! holds most gives way: see [`share`].
+//! evicts them. A session with a turn in progress neither expires nor is evicted. When the table is full, a session of the
+//! tenant that holds most is closed: see [`share`].
 //!
 //! Each session has a unique generation number, so that a turn that ends after its session was closed does not write to a
 //! new session of the same name.

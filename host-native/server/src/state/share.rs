@@ -1,10 +1,10 @@
 //! Shares of tenants in a table of limited size. A tenant that holds no more than its share, the limit divided by the number of
-//! tenants, loses nothing to others: the tenant that holds most gives way.
+//! tenants, loses nothing to others: entries of the tenant that holds most are evicted.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// The entry that gives way to a newcomer: among those of tenants that hold at least as much, and of its own tenant, one of the
+/// The entry to evict for a newcomer: among those of tenants that hold at least as much, and of its own tenant, one of the
 /// tenant that holds most; among equals the newcomer's own; then the oldest. `candidates` are the entries that may go, with tenant
 /// and age; `held` is what each tenant holds, with that of the newcomer.
 pub fn victim<'a, K, A: Ord>(

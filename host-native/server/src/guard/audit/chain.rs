@@ -171,7 +171,7 @@ impl<D: Disk> Chain<D> {
         Ok(())
     }
 
-    /// If the file cannot be renamed, the log goes on in it; the next record tries again.
+    /// If the file cannot be renamed, the log continues in it, and the next record tries again.
     fn rotate(&mut self) -> io::Result<()> {
         let number = self.rotated.back().map_or(1, |last| last.saturating_add(1));
         if let Err(e) = self.disk.sync().and_then(|()| self.disk.rename(number)) {

@@ -18,7 +18,7 @@ struct Entry {
     scan: u32,
 }
 
-/// Whom a page is for. The holder that has most on disk gives way when room is short.
+/// Owner of a page. When the disk limit is reached, pages of the owner that has most are evicted.
 pub type HolderOf = fn(&PageKey) -> u32;
 
 /// The pages of a holder by their last use, and their bytes.

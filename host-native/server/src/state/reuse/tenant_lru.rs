@@ -1,6 +1,6 @@
-//! Least recently used cache of all tenants with a bound on bytes: when room is short, the tenant that holds most gives way, with
-//! what it has not used for longest. So no tenant loses anything while it holds no more than its share, the limit divided by
-//! the number of tenants.
+//! Least recently used cache of all tenants with a limit in bytes. When it is full, it evicts the least recently used entry of the
+//! tenant that holds most, so that no tenant loses entries while it holds at most its share: the limit divided by the number of
+//! tenants.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

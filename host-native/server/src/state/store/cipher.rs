@@ -35,7 +35,7 @@ pub struct Cipher {
 
 struct Keys {
     master: Prk,
-    /// Key of the hash of row keys: the file tells no tenant and no ID.
+    /// Key of the hash of row keys, so that the file reveals neither tenants nor IDs.
     names: [u8; 32],
     id: KeyId,
 }
