@@ -7,9 +7,9 @@ use super::cache::WordCache;
 use super::merge::{MergeScratch, Merges, NO_TOKEN, Symbol, merge_all};
 use super::nfc::NfcText;
 use super::pretokenizers::Pretokenizer;
-use super::split::Splitter;
 use super::table::{PairTable, Seed, TextTable};
 use super::vocab::{Kind, Vocab, byte_char};
+use super::words::Splitter;
 use super::{EncodeScratch, Output, TextSpan};
 
 /// `tokenizer.ggml.merges`: pairs of tokens, and the token each merges to.

@@ -26,7 +26,6 @@ mod nfc;
 mod overlap;
 mod pretokenizers;
 mod special;
-mod split;
 mod spm;
 mod stream;
 mod table;
@@ -36,6 +35,7 @@ mod unicode;
 mod unigram;
 mod vocab;
 mod wordpiece;
+mod words;
 
 use alloc::vec::Vec;
 use core::ops::Range;

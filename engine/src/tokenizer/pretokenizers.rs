@@ -4,11 +4,11 @@
 //! original `tokenizer.json`: then the original is used.
 
 use super::class::{CharClass, bit};
-use super::split::{DigitGroups, PatternItem, SplitStep};
 use super::unicode::{
     DECIMAL, LOWER, MARK, MODIFIER, OTHER_LETTER, OTHER_NUMBER, PUNCTUATION, SYMBOL, TITLE, UPPER, WHITE,
 };
 use super::vocab::Spelling;
+use super::words::{DigitGroups, PatternItem, SplitStep};
 
 /// A pre-tokenizer, by the names that select it.
 #[derive(Debug)]

@@ -9,9 +9,9 @@ use super::cache::WordCache;
 use super::class::{CharClass, WHITE_BIT};
 use super::merge::{MergeScratch, Merges, NO_TOKEN, Symbol, merge_all};
 use super::pretokenizers::Pretokenizer;
-use super::split::Splitter;
 use super::table::{Seed, TextTable};
 use super::vocab::{Kind, META_SPACE, Spelling, Vocab};
+use super::words::Splitter;
 use super::{EncodeScratch, Output, TextSpan};
 
 /// Order in which pieces are merged.

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 
 use super::super::pretokenizers;
-use super::super::split::Splitter;
+use super::super::words::Splitter;
 
 const CASES: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/tokenizer/pretokenizer.json"));
 

@@ -18,12 +18,12 @@
 #![allow(unsafe_code)]
 
 pub mod f32_tile;
-pub(in crate::kernels) mod split;
+pub(in crate::kernels) mod partition;
 
 use core::marker::PhantomData;
 
 use self::f32_tile::{AsBf16, AsF16, AsF32, Elem};
-use self::split::{MatmulTask, split_into_tasks};
+use self::partition::{MatmulTask, split_into_tasks};
 use crate::kernels::act::{self, Floats, PackedActs};
 use crate::kernels::cpu::Op;
 use crate::kernels::decoded::Decoded;

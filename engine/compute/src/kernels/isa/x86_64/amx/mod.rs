@@ -22,7 +22,7 @@ use super::avx512::Avx512;
 use crate::kernels::act::{AMX_COLUMNS, PackedActs};
 use crate::kernels::isa::features::{enable_features, isa_features};
 use crate::kernels::matmul::Panels;
-use crate::kernels::matmul::split::AMX_PANELS as PANELS;
+use crate::kernels::matmul::partition::AMX_PANELS as PANELS;
 use crate::kernels::panel::PANEL;
 use crate::kernels::panel_layout::PanelLayout;
 use crate::kernels::simd::{Simd, each};
