@@ -101,7 +101,7 @@ impl Server {
 
     /// Whoever changes models by the paths of Ollama and llama-server: the administrator of the key, or a client on this machine.
     pub fn administrator_of(&self, caller: &Caller) -> Administrator {
-        let name = &caller.tenant.name;
+        let name = &caller.identity.tenant.name;
         self.administrator(if **name == *ANYONE { "(local)".into() } else { Arc::clone(name) })
     }
 
@@ -121,18 +121,18 @@ impl Server {
         sticky: Option<&str>,
         caller: &Caller,
     ) -> Result<Arc<ModelInstance>, ApiError> {
-        let key = match sticky.or(caller.session.as_deref()).or(caller.fairness.as_deref()) {
-            Some(key) => format!("{} {key}", caller.tenant.name),
+        let key = match sticky.or(caller.hints.session.as_deref()).or(caller.hints.fairness.as_deref()) {
+            Some(key) => format!("{} {key}", caller.identity.tenant.name),
             None => random().to_string(),
         };
         // whoever may not load models can only forgo what the setting allows
-        let autoload = caller.autoload.filter(|loads| !loads || caller.rights >= Rights::Load);
+        let autoload = caller.hints.autoload.filter(|loads| !loads || caller.identity.rights >= Rights::Load);
         let acquire = self.pool.acquire(name, &key, autoload);
         let instance = caller.within_time(acquire).await?.map_err(|e| {
             self.metrics.rejected(e.code());
             ApiError::from(e)
         })?;
-        let _ = caller.model.set(Arc::clone(&instance.name));
+        let _ = caller.notes.model.set(Arc::clone(&instance.name));
         Ok(instance)
     }
 
@@ -158,14 +158,23 @@ impl Server {
     }
 }
 
-/// Sender of a request; the middleware adds it to the request's extensions.
+/// Who sends a request, and what it may do.
 #[derive(Clone)]
-pub struct Caller {
+pub struct Identity {
     pub tenant: Arc<Tenant>,
     /// Names the credential in the audit log.
     pub key_id: Arc<str>,
     /// Whether the request was authenticated by an API key.
     pub has_key: bool,
+    /// What the sender may do to models.
+    pub rights: Rights,
+    /// The highest priority of its requests across tenants.
+    pub max_priority: Priority,
+}
+
+/// What headers and query of a request ask for.
+#[derive(Clone)]
+pub struct Hints {
     /// Header `x-session-id`.
     pub session: Option<String>,
     /// Header `x-gateway-inference-fairness-id` (Gateway API Inference Extension).
@@ -174,35 +183,40 @@ pub struct Caller {
     pub objective: Option<String>,
     /// Query parameter `autoload` (llama-server): whether the request may load its model.
     pub autoload: Option<bool>,
+    /// What the client allows of answers that are used again.
+    pub reuses: Reuse,
+}
+
+/// What is found out about a request while it is answered. The response carries it to the middleware, for its headers.
+#[derive(Debug, Default)]
+pub struct ResponseNotes {
+    /// The model that answers.
+    pub model: OnceLock<Arc<str>>,
+    /// Unknown fields of the request.
+    pub ignored: OnceLock<String>,
+    /// What of the request's schemas is not enforced.
+    pub unenforced: OnceLock<String>,
+    /// The answer that was found.
+    pub found: OnceLock<Found>,
+}
+
+/// Sender of a request and what belongs to the request; the middleware adds it to the request's extensions.
+#[derive(Clone)]
+pub struct Caller {
+    pub identity: Identity,
+    pub hints: Hints,
     /// Time of arrival.
     pub arrival: Instant,
     /// Time limit of the request itself.
     pub time_limit: Arc<Mutex<Option<Duration>>>,
-    /// The model that answers, once it is known; for the response header.
-    pub model: Arc<OnceLock<Arc<str>>>,
-    /// Unknown fields of the request, for the response header.
-    pub ignored: Arc<OnceLock<String>>,
-    /// What of the request's schemas is not enforced, for the response header.
-    pub unenforced: Arc<OnceLock<String>>,
-    /// Slot that the request names.
-    pub slot: Arc<OnceLock<usize>>,
     pub usage: Arc<Usage>,
     /// Memory that the request and its response hold.
     pub memory: Arc<HeldMemory>,
     /// The policy on texts, if the server has one.
     pub policy: Option<Arc<TextPolicy>>,
-    /// Answers that are used again.
-    pub reuse: Arc<Answers>,
-    /// What the client allows of it.
-    pub reuses: Reuse,
-    /// The answer that was found, for headers of the response.
-    pub found: Arc<OnceLock<Found>>,
-    /// What the caller may do to models.
-    pub rights: Rights,
-    /// The highest priority of its requests across tenants.
-    pub max_priority: Priority,
     /// ID of a stream that the client may resume.
     pub stream_id: Option<Arc<str>>,
+    pub notes: Arc<ResponseNotes>,
 }
 
 /// Maximum length of these headers; longer ones are ignored.
@@ -223,28 +237,27 @@ impl Caller {
         };
         let memory = Arc::new(server.memory.part(Some(Arc::clone(&client.tenant.name)), address));
         Caller {
-            tenant: client.tenant,
-            key_id: client.id,
-            has_key: server.keys.get().are_needed(),
-            session: text("x-session-id"),
-            fairness: text("x-gateway-inference-fairness-id"),
-            objective: text("x-gateway-inference-objective"),
-            autoload: autoload.map(|value| matches!(value, "1" | "true")),
+            identity: Identity {
+                tenant: client.tenant,
+                key_id: client.id,
+                has_key: server.keys.get().are_needed(),
+                rights: Rights::default(),
+                max_priority: Priority::Normal,
+            },
+            hints: Hints {
+                session: text("x-session-id"),
+                fairness: text("x-gateway-inference-fairness-id"),
+                objective: text("x-gateway-inference-objective"),
+                autoload: autoload.map(|value| matches!(value, "1" | "true")),
+                reuses: Reuse::of(headers),
+            },
             arrival: Instant::now(),
             time_limit: Arc::default(),
-            model: Arc::default(),
-            ignored: Arc::default(),
-            unenforced: Arc::default(),
-            slot: Arc::default(),
             usage: Arc::default(),
             memory,
             policy: (*server.policy.get()).clone(),
-            reuse: Arc::clone(&server.answers),
-            reuses: Reuse::of(headers),
-            found: Arc::default(),
-            rights: Rights::default(),
-            max_priority: Priority::Normal,
             stream_id: (!server.settings().resume_window.is_zero()).then(|| random_id("").into()),
+            notes: Arc::default(),
         }
     }
 
@@ -257,7 +270,7 @@ impl Caller {
     pub fn subject(&self, instance: &ModelInstance) -> Arc<Subject> {
         Arc::new(Subject {
             model: Arc::clone(&instance.name),
-            tenant: Arc::clone(&self.tenant.name),
+            tenant: Arc::clone(&self.identity.tenant.name),
             request_id: request_id().unwrap_or_default().into(),
         })
     }
@@ -266,19 +279,26 @@ impl Caller {
     /// Without API keys the fairness id is the tenant; with keys, which a client cannot choose, it
     /// only separates sessions of the key's tenant.
     pub fn flow(&self, session: Option<&str>, priority: Option<Priority>) -> Flow {
-        let fairness = self.fairness.as_deref();
-        let tenant = match fairness.filter(|_| !self.has_key) {
+        let fairness = self.hints.fairness.as_deref();
+        let tenant = match fairness.filter(|_| !self.identity.has_key) {
             Some(name) => name.into(),
-            None => Arc::clone(&self.tenant.name),
+            None => Arc::clone(&self.identity.tenant.name),
         };
-        let objective = || match self.objective.as_deref() {
+        let objective = || match self.hints.objective.as_deref() {
             Some("high" | "critical") => Priority::High,
             Some("low" | "sheddable" | "batch") => Priority::Low,
             _ => Priority::Normal,
         };
-        let session = session.or(self.session.as_deref()).or(fairness.filter(|_| self.has_key)).map(Into::into);
+        let session =
+            session.or(self.hints.session.as_deref()).or(fairness.filter(|_| self.identity.has_key)).map(Into::into);
         let rank = priority.unwrap_or_else(objective);
         // higher priorities are smaller
-        Flow { tenant, share: self.tenant.share, session, priority: rank.max(self.max_priority), rank }
+        Flow {
+            tenant,
+            share: self.identity.tenant.share,
+            session,
+            priority: rank.max(self.identity.max_priority),
+            rank,
+        }
     }
 }

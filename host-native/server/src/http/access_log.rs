@@ -26,7 +26,7 @@ pub fn logged(
         let _entered = span.enter();
         if let (Some(caller), Some(metrics)) = (&caller, &metrics) {
             let [prompt_tokens, _, tokens] = caller.usage.tokens();
-            metrics.tenant(&caller.tenant.name, prompt_tokens, tokens);
+            metrics.tenant(&caller.identity.tenant.name, prompt_tokens, tokens);
         }
         log(status, error, start, caller.as_ref(), end.is_complete);
     })

@@ -30,9 +30,9 @@ pub fn audited(
         let took = caller.arrival.elapsed().as_millis();
         log.record(Event::Request {
             request_id: Text::from(&*request_id),
-            key_id: caller.has_key.then(|| Text::from(&*caller.key_id)),
-            tenant: Text::from(&*caller.tenant.name),
-            model: Text::from(caller.model.get().map_or("", |name| name)),
+            key_id: caller.identity.has_key.then(|| Text::from(&*caller.identity.key_id)),
+            tenant: Text::from(&*caller.identity.tenant.name),
+            model: Text::from(caller.notes.model.get().map_or("", |name| name)),
             endpoint: Text::from(&*endpoint),
             prompt_tokens,
             cached_tokens,

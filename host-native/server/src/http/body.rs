@@ -65,7 +65,7 @@ impl<T: ParseBody + ToSchema + Send + 'static> FromRequest<Arc<Server>> for Body
         if let Some(caller) = caller.filter(|_| !unknown.is_empty()) {
             let names = fields::header(&unknown);
             tracing::warn!(fields = names, "the request has unknown fields, which are ignored");
-            let _ = caller.ignored.set(names);
+            let _ = caller.notes.ignored.set(names);
         }
         Ok(Body(body))
     }

@@ -15,6 +15,7 @@ use tracing::Instrument;
 
 use super::access_log::logged;
 use super::audited::audited;
+use super::notes::notes;
 use super::signed::{self, SignWith};
 use crate::guard::audit::{Event, Refusal};
 use crate::guard::auth::{Credential, Hosts};
@@ -131,7 +132,7 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     let inner = trace.clone().scope(inner.instrument(span.clone()));
     let inner = ERROR_FORMAT.scope(form, inner);
     let mut response = REQUEST_ID.scope(Arc::clone(&id), inner).await;
-    let status = response.status();
+    let (status, notes) = (response.status(), notes(&response));
     gate.server.metrics.response(status.as_u16());
     let headers = response.headers_mut();
     if let Ok(value) = HeaderValue::from_str(&id) {
@@ -139,23 +140,19 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     }
     let caller: Option<Caller> = caller.into_inner();
     let memory = caller.as_ref().map(|caller| Arc::clone(&caller.memory));
-    let model = caller.as_ref().and_then(|caller| caller.model.get());
-    let model = model.and_then(|name| HeaderValue::from_str(name).ok());
-    if let Some(model) = model {
+    if let Some(model) = notes.model.get().and_then(|name| HeaderValue::from_str(name).ok()) {
         headers.insert("x-starling-model", model);
     }
-    let ignored = caller.as_ref().and_then(|caller| caller.ignored.get());
-    if let Some(ignored) = ignored.and_then(|names| HeaderValue::from_str(names).ok()) {
+    if let Some(ignored) = notes.ignored.get().and_then(|names| HeaderValue::from_str(names).ok()) {
         headers.insert("x-starling-ignored-fields", ignored);
     }
-    let unenforced = caller.as_ref().and_then(|caller| caller.unenforced.get());
-    if let Some(unenforced) = unenforced.and_then(|names| HeaderValue::from_str(names).ok()) {
+    if let Some(unenforced) = notes.unenforced.get().and_then(|names| HeaderValue::from_str(names).ok()) {
         headers.insert("x-starling-unenforced", unenforced);
     }
     if let Some(session) = session {
         headers.insert("x-session-id", session);
     }
-    if let Some(found) = caller.as_ref().and_then(|caller| caller.found.get()) {
+    if let Some(found) = notes.found.get() {
         headers.insert(header::AGE, HeaderValue::from(found.age));
         if let Ok(etag) = HeaderValue::from_str(&format!("\"{}\"", found.etag)) {
             headers.insert(header::ETAG, etag);
@@ -337,8 +334,8 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
     let address = peer.as_ref().map(|peer| peer.address);
     let max_priority = keys.max_priority(&client);
     let mut caller = Caller::new(client, server, address, request.headers(), request.uri().query());
-    caller.rights = rights;
-    caller.max_priority = max_priority;
+    caller.identity.rights = rights;
+    caller.identity.max_priority = max_priority;
     caller.limit_time_by_header(request.headers())?;
     request.extensions_mut().insert(caller);
     Ok(request)

@@ -72,7 +72,7 @@ async fn once(
     let invalid =
         || ApiError::invalid(format!("the header {IDEMPOTENCY_KEY}: expected 1 to {MAX_KEY} printable characters"));
     let text = key.to_str().ok().filter(|key| !key.is_empty() && key.len() <= MAX_KEY).ok_or_else(invalid)?;
-    let key = (Arc::clone(&caller.tenant.name), text.to_string());
+    let key = (Arc::clone(&caller.identity.tenant.name), text.to_string());
     let (parts, body) = request.into_parts();
     let bytes = read_body(server, body, Some(&caller.memory)).await?;
     let digest: [u8; 32] =
@@ -165,7 +165,7 @@ async fn read_all(mut body: Body, log: &SharedLog<Bytes>) {
 fn keep_stream(server: &Arc<Server>, caller: &Caller, id: Arc<str>, response: Response) -> Response {
     let (head, body) = response.into_parts();
     let kept = Arc::new(Kept { head, body: SharedLog::new() });
-    let tenant = Arc::clone(&caller.tenant.name);
+    let tenant = Arc::clone(&caller.identity.tenant.name);
     let stream = Stream { tenant, response: Arc::clone(&kept), until: None };
     let window = server.settings().resume_window;
     {
@@ -211,7 +211,8 @@ fn resume(server: &Server, caller: &Caller, last: &HeaderValue) -> Result<Respon
     let (id, _) = last.rsplit_once(':').ok_or_else(gone)?;
     let kept = {
         let inner = server.kept.lock();
-        let stream = inner.streams.get(id).filter(|stream| stream.tenant == caller.tenant.name).ok_or_else(gone)?;
+        let stream =
+            inner.streams.get(id).filter(|stream| stream.tenant == caller.identity.tenant.name).ok_or_else(gone)?;
         Arc::clone(&stream.response)
     };
     let needle = format!("id: {last}\n");

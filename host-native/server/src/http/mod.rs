@@ -11,6 +11,7 @@ pub mod gate;
 pub mod keep;
 pub mod lanes;
 pub mod listener;
+pub mod notes;
 pub mod params;
 pub mod pieces;
 pub mod signed;

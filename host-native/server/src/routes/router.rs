@@ -22,6 +22,7 @@ use crate::guard::auth::Hosts;
 use crate::http::error::{ApiError, HttpError, quoted};
 use crate::http::gate::{Gate, gate};
 use crate::http::keep::keep;
+use crate::http::notes::carry_notes;
 use crate::http::signed;
 use crate::server::Server;
 
@@ -54,6 +55,7 @@ pub fn router(server: &Arc<Server>, hosts: Hosts, which: Routes) -> Router {
     let mut routes = routes
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(Arc::clone(server), keep))
+        .layer(from_fn(carry_notes))
         .layer(from_fn_with_state(gate_state, gate))
         .layer(CompressionLayer::new());
     if server.settings().sign_responses {

@@ -21,7 +21,7 @@ use crate::state::sessions::MAX_NAME;
 /// # Errors
 /// An empty or too long ID.
 pub fn session<'a>(options: &'a Options, caller: &'a Caller) -> Result<Option<&'a str>, ApiError> {
-    let id = options.session_id.as_deref().or(caller.session.as_deref());
+    let id = options.session_id.as_deref().or(caller.hints.session.as_deref());
     match id {
         Some(id) if id.is_empty() || id.len() > MAX_NAME => {
             let message = format!("session_id has {} bytes, expected 1 to {MAX_NAME}", id.len());
@@ -36,7 +36,12 @@ pub fn sticky(options: &Options) -> Option<&str> {
     options.session_id.as_deref().or(options.user.as_deref())
 }
 
-/// Tenant, session and priority for the scheduler. Notes the slot.
+/// The slot that a request names.
+pub fn slot(options: &Options) -> Option<usize> {
+    options.id_slot.and_then(|id| usize::try_from(id).ok())
+}
+
+/// Tenant, session and priority for the scheduler.
 ///
 /// # Errors
 /// An unknown priority, a bad session ID.
@@ -46,9 +51,6 @@ pub fn flow(options: &Options, caller: &Caller) -> Result<Flow, ApiError> {
         options::Priority::Normal => Priority::Normal,
         options::Priority::Low => Priority::Low,
     });
-    if let Some(slot) = options.id_slot.and_then(|id| usize::try_from(id).ok()) {
-        let _ = caller.slot.set(slot);
-    }
     // without a session, the users of one tenant are scheduled in turn
     Ok(caller.flow(session(options, caller)?.or(options.user.as_deref()), priority))
 }
@@ -69,7 +71,7 @@ pub fn is_seeded(options: &Options, instance: &ModelInstance) -> bool {
 /// # Errors
 /// If `cache_salt` is too long.
 pub fn salt(options: &Options, instance: &ModelInstance, caller: &Caller) -> Result<u64, ApiError> {
-    Ok(instance.salt(&caller.tenant.name, options.check_salt()?))
+    Ok(instance.salt(&caller.identity.tenant.name, options.check_salt()?))
 }
 
 /// Limits of the server on requests.

@@ -1,7 +1,7 @@
 //! Compiles output constraints, on blocking threads, in the slots of `compile_slots`.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use sha2::{Digest, Sha256};
@@ -15,7 +15,7 @@ use crate::http::fields;
 use crate::models::instance::ModelInstance;
 use crate::observe::trace::Trace;
 use crate::schedule::compile_slots::StopOnDrop;
-use crate::server::{Caller, Server};
+use crate::server::{Caller, ResponseNotes, Server};
 
 /// A compiled constraint.
 pub struct Compiled {
@@ -48,10 +48,10 @@ impl Compilation<'_> {
     async fn source(&self, param: String, source: GrammarSource) -> Result<Compiled, ApiError> {
         // every field is in the text, and equal forms have equal texts
         let digest = Sha256::digest(format!("{source:?}")).into();
-        let unenforced = Arc::clone(&self.caller.unenforced);
+        let notes = Arc::clone(&self.caller.notes);
         let work = move |instance: &ModelInstance, stop: &AtomicBool| {
             let constraint = instance.grammars.constraint(&instance.model, &source, stop).map_err(|e| (param, e))?;
-            note_unenforced(&unenforced, source.unenforced());
+            note_unenforced(&notes, source.unenforced());
             Ok(constraint)
         };
         Ok(Compiled { constraint: self.compile(work).await?, source: digest })
@@ -68,7 +68,7 @@ impl Compilation<'_> {
             ConstraintPlan::Calls(calls) => calls,
         };
         let (param, source) = answer.unzip();
-        let unenforced = Arc::clone(&self.caller.unenforced);
+        let notes = Arc::clone(&self.caller.notes);
         let work = move |instance: &ModelInstance, stop: &AtomicBool| {
             let checked = instance.grammars.check_tools(&style, &tools, callable.clone(), is_forced);
             checked.map_err(|(part, e)| (param_of(part, None), e))?;
@@ -76,7 +76,7 @@ impl Compilation<'_> {
             let result = instance.grammars.calls(&instance.model, &calls, source.as_ref(), stop);
             let constraint = result.map_err(|(part, e)| (param_of(part, param), e))?;
             let of_calls = calls.source().unenforced();
-            note_unenforced(&unenforced, source.iter().flat_map(GrammarSource::unenforced).chain(of_calls).collect());
+            note_unenforced(&notes, source.iter().flat_map(GrammarSource::unenforced).chain(of_calls).collect());
             Ok(constraint)
         };
         Ok(Compiled { constraint: self.compile(work).await?, source: digest })
@@ -101,7 +101,7 @@ impl Compilation<'_> {
         let settings = self.instance.settings();
         let limit = settings.queue_timeout.min(settings.request_timeout);
         let deadline = (self.caller.arrival + limit).into();
-        let slot = self.server.compile_slots.acquire(&self.caller.tenant.name, deadline, limit).await?;
+        let slot = self.server.compile_slots.acquire(&self.caller.identity.tenant.name, deadline, limit).await?;
         // dropped with the request's future when its client leaves
         let stop = StopOnDrop::default();
         let flag = stop.flag();
@@ -118,10 +118,10 @@ impl Compilation<'_> {
 }
 
 /// Names in a header of the response what is accepted and not enforced.
-fn note_unenforced(header: &OnceLock<String>, mut names: Vec<String>) {
+fn note_unenforced(notes: &ResponseNotes, mut names: Vec<String>) {
     names.sort_unstable();
     names.dedup();
     if !names.is_empty() {
-        let _ = header.set(fields::header(&names));
+        let _ = notes.unenforced.set(fields::header(&names));
     }
 }

@@ -14,7 +14,7 @@ use crate::observe::trace::{Stages, Trace};
 use crate::observe::usage::Usage;
 use crate::schedule::queue::{EngineUpdates, Job, Progress, SequenceGroup, updates};
 use crate::schedule::scheduler::{Flow, Priority};
-use crate::server::Caller;
+use crate::server::{Caller, Server};
 use crate::state::reuse::{AnswerReader, Answers, Determined, Found, Reuse, ReuseKey};
 
 /// `Retry-After` under memory pressure.
@@ -31,6 +31,8 @@ pub struct Submission {
     pub is_seeded: bool,
     /// Digest of what the constraint was compiled from, if there is one.
     pub form: Option<[u8; 32]>,
+    /// Slot that the request names.
+    pub slot: Option<usize>,
 }
 
 /// The updates of `n` answers to each request; those to the first request come first. Answers that are known already, or are
@@ -39,6 +41,7 @@ pub struct Submission {
 /// # Errors
 /// If a limit is reached, or the server ends.
 pub async fn submit(
+    server: &Server,
     instance: &ModelInstance,
     caller: &Caller,
     flow: &Flow,
@@ -47,25 +50,25 @@ pub async fn submit(
     let count = submission.requests.len() * submission.n;
     check_count(instance, count)?;
     caller.usage.add_prompt(submission.requests.iter().map(|request| request.tokens.len()).sum());
-    let answers = &caller.reuse;
+    let answers = &server.answers;
     // an answer that is cut by the limit of one request is none for the others
     let may_share = !caller.deadlines(&instance.settings(), submission.partial).is_own;
-    let key = match caller.reuses {
+    let key = match caller.hints.reuses {
         Reuse::NoStore => None,
         _ => {
             let Submission { requests, n, is_seeded, form, .. } = &submission;
             let determined = Determined { requests, n: *n, is_seeded: *is_seeded, form: *form };
-            answers.key((&instance.name, &instance.computation()), &caller.tenant.name, determined)
+            answers.key((&instance.name, &instance.computation()), &caller.identity.tenant.name, determined)
         }
     };
-    let known = match key.as_ref().filter(|_| caller.reuses == Reuse::All) {
+    let known = match key.as_ref().filter(|_| caller.hints.reuses == Reuse::All) {
         None => None,
         Some(key) => find(answers, key, may_share).await,
     };
     let mut updates = match (known, key) {
         (Some((reader, found)), _) => {
             if let Some(found) = found {
-                let _ = caller.found.set(found);
+                let _ = caller.notes.found.set(found);
             }
             Updates::of_log(reader, Arc::clone(&caller.usage))
         }
@@ -105,7 +108,7 @@ fn enqueue(
     submission: Submission,
     usage: Arc<Usage>,
 ) -> Result<EngineUpdates, ApiError> {
-    let Submission { mut requests, n, partial, .. } = submission;
+    let Submission { mut requests, n, partial, slot, .. } = submission;
     let settings = instance.settings();
     for request in &mut requests {
         request.speculation.max = settings.draft_max;
@@ -128,6 +131,7 @@ fn enqueue(
     let tokens: usize = requests.iter().map(|r| (r.tokens.len() + max_tokens(r)) * n).sum();
     let count = requests.len() * n;
     caller
+        .identity
         .tenant
         .count_tokens(tokens, instance.settings().key_tokens)
         .inspect_err(|_| instance.metrics.rejected("key_tokens"))?;
@@ -137,8 +141,7 @@ fn enqueue(
     if let [request] = &requests[..]
         && n == 1
     {
-        let slot = caller.slot.get().copied();
-        let slot = instance.slots.begin(slot, &caller.tenant.name, &request.tokens, request.cache_salt);
+        let slot = instance.slots.begin(slot, &caller.identity.tenant.name, &request.tokens, request.cache_salt);
         if let Some(mut slot) = slot {
             updates.observe(move |update| slot.note(update));
         }

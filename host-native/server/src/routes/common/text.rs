@@ -14,7 +14,7 @@ use starling_api::structure::OutputConstraint;
 
 use super::answer::response_head;
 use super::messages::offload_tokenize;
-use super::options::{flow, is_seeded, limits, salt, sampling, seed, sticky};
+use super::options::{flow, is_seeded, limits, salt, sampling, seed, slot, sticky};
 use super::structure::{Compilation, Compiled};
 use super::submit::{Submission, Updates, check_count, submit};
 use crate::guard::policy::{apply_to_input, apply_to_joined, apply_to_text};
@@ -133,8 +133,8 @@ pub async fn start_text(
     let request = |tokens: &Vec<u32>| options.request(&limits(&instance), &plan, tokens.clone(), param);
     let requests = prompts.iter().map(request).collect::<Result<Vec<_>, _>>()?;
     let partial = options.timeout_partial == Some(true);
-    let submission = Submission { requests, n: 1, partial, is_seeded, form };
-    let updates = submit(&instance, caller, &flow, submission).await?;
+    let submission = Submission { requests, n: 1, partial, is_seeded, form, slot: slot(&options) };
+    let updates = submit(server, &instance, caller, &flow, submission).await?;
     let head = response_head(&instance, prefix, seed, None);
     Ok(StartedText { instance, updates, head, prompts, sampling, options })
 }

@@ -120,7 +120,7 @@ pub async fn list(
     QueryParams(query): QueryParams<ListQuery>,
 ) -> Result<Response, HttpError> {
     let instance = server.model(query.model.as_deref(), None, &caller).await?;
-    let slots = instance.slots.list(&caller.tenant.name).into_iter().enumerate();
+    let slots = instance.slots.list(&caller.identity.tenant.name).into_iter().enumerate();
     let slots = slots.map(|(id, slot)| SlotInfo {
         id,
         n_ctx: instance.n_ctx(),
@@ -151,14 +151,14 @@ pub async fn act(
     let instance = server.model(model, None, &caller).await?;
     let last = instance.slots.len().saturating_sub(1);
     let no_slot = || ApiError::param("id", format!("slot {id}, expected 0 to {last} (--max-seqs)"));
-    let slot = instance.slots.get(id, &caller.tenant.name).ok_or_else(no_slot)?;
+    let slot = instance.slots.get(id, &caller.identity.tenant.name).ok_or_else(no_slot)?;
     let path = || -> Result<PathBuf, ApiError> {
         let settings = server.settings();
         let directory = settings.slot_save_path.as_deref();
         let directory = directory.ok_or_else(|| {
             ApiError::new(501, "not_supported_error", "the server saves no slots; start it with --slot-save-path")
         })?;
-        file_path(&directory_of(directory, &caller.tenant.name), &body.filename).ok_or_else(|| {
+        file_path(&directory_of(directory, &caller.identity.tenant.name), &body.filename).ok_or_else(|| {
             ApiError::param("filename", "expected the name of a file: no path, at most 200 bytes, no leading dot")
         })
     };
@@ -194,7 +194,7 @@ async fn save(
     }
     let (n_saved, n_written) = (slot.tokens.len(), pages.len());
     let sha256 = instance.model_sha256;
-    let tenant = caller.tenant.name.to_string();
+    let tenant = caller.identity.tenant.name.to_string();
     blocking(move || {
         let private = std::fs::DirBuilder::new().mode(0o700).recursive(true).create(path.parent().unwrap_or(&path));
         private.map_err(|e| ApiError::internal(format!("the directory of slots: {}", e.kind())))?;
@@ -234,7 +234,7 @@ async fn restore(
     path: PathBuf,
 ) -> Result<SlotDone, ApiError> {
     let begin = Instant::now();
-    let (sha256, tenant) = (instance.model_sha256, caller.tenant.name.to_string());
+    let (sha256, tenant) = (instance.model_sha256, caller.identity.tenant.name.to_string());
     let (conversation, pages) = blocking(move || {
         let wrong = |e: &Failure| ApiError::param("filename", e.for_clients());
         if !path.exists() {
@@ -260,7 +260,7 @@ async fn restore(
         }
         n_tokens = n_tokens.max(imported);
     }
-    instance.slots.set(id, &caller.tenant.name, conversation.tokens, conversation.cache_salt);
+    instance.slots.set(id, &caller.identity.tenant.name, conversation.tokens, conversation.cache_salt);
     let timings = SlotTimings { restore_ms: Some(begin.elapsed().as_secs_f64() * 1e3), ..SlotTimings::default() };
     Ok(SlotDone { n_restored: Some(n_tokens), n_read: Some(pages.len()), timings, ..SlotDone::default() })
 }
@@ -268,7 +268,7 @@ async fn restore(
 fn erase(instance: &ModelInstance, caller: &Caller, (id, slot): (usize, Slot)) -> SlotDone {
     let n_erased = slot.tokens.len();
     if n_erased > 0 {
-        instance.slots.set(id, &caller.tenant.name, Vec::new(), 0);
+        instance.slots.set(id, &caller.identity.tenant.name, Vec::new(), 0);
         instance.queue.evict_prefixes([PrefixEviction { tokens: slot.tokens, salt: slot.salt }]);
     }
     SlotDone { n_erased: Some(n_erased), ..SlotDone::default() }

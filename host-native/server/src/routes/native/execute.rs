@@ -14,7 +14,7 @@ use crate::http::body::Body;
 use crate::http::error::{ErrorBody, HttpError, quoted};
 use crate::routes::common::answer::SystemClock;
 use crate::routes::common::messages::offload_tokenize;
-use crate::routes::common::options::{flow, is_seeded, limits, salt, sampling, seed, sticky};
+use crate::routes::common::options::{flow, is_seeded, limits, salt, sampling, seed, slot, sticky};
 use crate::routes::common::sse::stream;
 use crate::routes::common::submit::{Submission, submit};
 use crate::server::{Caller, Server};
@@ -49,9 +49,14 @@ pub async fn execute(
     let plan = RequestPlan { sampling, constraint: None, prompt_logprobs: false, default_tokens: None, cache_salt };
     let request = options.request(&limits(&instance), &plan, tokens, "prompt")?;
     let (stops, partial) = (request.stop.clone(), options.timeout_partial == Some(true));
-    let updates =
-        submit(&instance, &caller, &flow, Submission { requests: vec![request], n: 1, partial, is_seeded, form: None })
-            .await?;
+    let updates = submit(
+        &server,
+        &instance,
+        &caller,
+        &flow,
+        Submission { requests: vec![request], n: 1, partial, is_seeded, form: None, slot: slot(&options) },
+    )
+    .await?;
     tracing::info!(
         worker_id = &*server.worker_id,
         job_id = quoted(&job.job_id),

@@ -24,7 +24,7 @@ use crate::http::error::{ApiError, ErrorBody, HttpError, INVALID_REQUEST, json};
 use crate::models::instance::ModelInstance;
 use crate::routes::common::answer::{collect, response_head};
 use crate::routes::common::messages::{ChatPrompt, offload_tokenize, tokenize_chat};
-use crate::routes::common::options::{flow, is_seeded, limits, salt, sampling, seed, session, sticky};
+use crate::routes::common::options::{flow, is_seeded, limits, salt, sampling, seed, session, slot, sticky};
 use crate::routes::common::sse::stream_with_writes;
 use crate::routes::common::structure::{Compilation, Compiled};
 use crate::routes::common::submit::{Submission, submit};
@@ -63,8 +63,9 @@ pub async fn generate(
     let id = session(&options, &caller)?.map(str::to_string);
     let partial = options.timeout_partial == Some(true);
     let salt = salt(&options, &instance, &caller)?;
-    let turn =
-        id.as_deref().map(|id| instance.sessions.begin(&caller.tenant.name, &Arc::from(id), salt, Instant::now()));
+    let turn = id
+        .as_deref()
+        .map(|id| instance.sessions.begin(&caller.identity.tenant.name, &Arc::from(id), salt, Instant::now()));
     let turn = match turn.transpose()? {
         Some((turn, out)) => {
             instance.queue.evict_prefixes(out);
@@ -88,8 +89,8 @@ pub async fn generate(
     let plan = RequestPlan { sampling, constraint, prompt_logprobs: false, default_tokens: None, cache_salt: salt };
     let request = options.request(&limits(&instance), &plan, tokens, "prompt")?;
     let tokens = if turn.is_some() { request.tokens.clone() } else { Vec::new() };
-    let submission = Submission { requests: vec![request], n: 1, partial, is_seeded, form };
-    let updates = submit(&instance, &caller, &flow, submission).await?;
+    let submission = Submission { requests: vec![request], n: 1, partial, is_seeded, form, slot: slot(&options) };
+    let updates = submit(&server, &instance, &caller, &flow, submission).await?;
     let head = response_head(&instance, "gen-", seed, id.as_deref());
     let turn: Option<SessionTurn> = turn.map(|turn| (turn, tokens, history));
     let (inner, writes) = (Arc::clone(&instance), Writes::default());
@@ -236,7 +237,7 @@ pub async fn close_session(
     caller: Caller,
     Body(body): Body<CloseRequest>,
 ) -> Result<Response, HttpError> {
-    let (tenant, id) = (&caller.tenant.name, Arc::from(body.session_id.as_str()));
+    let (tenant, id) = (&caller.identity.tenant.name, Arc::from(body.session_id.as_str()));
     let mut is_closed = false;
     // a session belongs to the model that it was opened with
     for entry in server.pool.entries() {

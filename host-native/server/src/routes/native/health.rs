@@ -217,7 +217,9 @@ pub async fn metrics(
         ("text/plain; version=0.0.4; charset=utf-8", server.metrics.prometheus())
     };
     let text = match caller {
-        Some(Extension(caller)) if caller.rights == Rights::Use => of_tenant(&text, &caller.tenant.name),
+        Some(Extension(caller)) if caller.identity.rights == Rights::Use => {
+            of_tenant(&text, &caller.identity.tenant.name)
+        }
         _ => text,
     };
     ([(header::CONTENT_TYPE, kind)], text).into_response()

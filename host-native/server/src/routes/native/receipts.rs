@@ -42,11 +42,12 @@ pub async fn verify_receipt(
     let (tokens, digest) = (receipt.output.len(), receipt.digest.to_string());
     let n = receipt.request.prompt.len() + tokens;
     caller
+        .identity
         .tenant
         .count_tokens(n, instance.settings().key_tokens)
         .inspect_err(|_| instance.metrics.rejected("key_tokens"))?;
     // memory for one replay at a time, beside the engine's own
-    let turn = timeout(instance.settings().queue_timeout, instance.replay.take(&caller.tenant.name)).await;
+    let turn = timeout(instance.settings().queue_timeout, instance.replay.take(&caller.identity.tenant.name)).await;
     let late = |_| ApiError::unavailable("other receipts are being checked; try again later").code("queue_timeout");
     let turn =
         turn.map_err(late)?.map_err(ApiError::from).inspect_err(|_| instance.metrics.rejected("tenant_requests"))?;

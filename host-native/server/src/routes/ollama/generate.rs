@@ -119,7 +119,7 @@ async fn load_only(
         LoadOrUnload::Load => drop(server.model(Some(name), None, caller).await?),
         LoadOrUnload::Unload => {
             let entry = server.pool.find(Some(name))?;
-            caller.rights.check_loads(entry.settings().pin)?;
+            caller.identity.rights.check_loads(entry.settings().pin)?;
             server.pool.unload(&entry, false).await;
             server.administrator_of(caller).log("unload model", &entry.name, Ok(()));
         }

@@ -46,7 +46,7 @@ pub async fn pull(
     caller: Caller,
     Body(body): Body<OllamaPullRequest>,
 ) -> Result<Response, HttpError> {
-    caller.rights.check_manages()?;
+    caller.identity.rights.check_manages()?;
     if body.insecure == Some(true) {
         return Err(ApiError::unsupported("insecure", "insecure: downloads are always verified").into());
     }
@@ -194,7 +194,7 @@ pub async fn copy(
     caller: Caller,
     Body(body): Body<OllamaCopyRequest>,
 ) -> Result<StatusCode, HttpError> {
-    caller.rights.check_manages()?;
+    caller.identity.rights.check_manages()?;
     let result = copy_model(&server, &body.source, &body.destination);
     log(&server.administrator_of(&caller), "copy model", &body.destination, &result);
     result?;
@@ -217,7 +217,7 @@ pub async fn create(
     caller: Caller,
     Body(body): Body<OllamaCreateRequest>,
 ) -> Result<Response, HttpError> {
-    caller.rights.check_manages()?;
+    caller.identity.rights.check_manages()?;
     let result = copy_model(&server, body.source()?, &body.model);
     log(&server.administrator_of(&caller), "create model", &body.model, &result);
     result?;
@@ -241,7 +241,7 @@ pub async fn delete(
     caller: Caller,
     Body(body): Body<OllamaDeleteRequest>,
 ) -> Result<StatusCode, HttpError> {
-    caller.rights.check_manages()?;
+    caller.identity.rights.check_manages()?;
     let entry = server.pool.find(Some(model_name(&body.model))).map_err(ApiError::from)?;
     server.pool.remove(&entry).await;
     log(&server.administrator_of(&caller), "remove model", &entry.name, &Ok(()));

@@ -28,7 +28,7 @@ use crate::http::error::{ApiError, ErrorBody, HttpError, json};
 use crate::models::instance::ModelInstance;
 use crate::routes::common::answer::{Delivery, collect, respond, response_head};
 use crate::routes::common::messages::{ChatPrompt, offload_tokenize, preview_chat, tokenize_chat};
-use crate::routes::common::options::{flow, is_seeded, limits, salt, sampling, seed, session, sticky};
+use crate::routes::common::options::{flow, is_seeded, limits, salt, sampling, seed, session, slot, sticky};
 use crate::routes::common::sse::stream_with_writes;
 use crate::routes::common::structure::{Compilation, Compiled};
 use crate::routes::common::submit::{Submission, Updates, submit};
@@ -156,8 +156,8 @@ pub async fn start_chat(
     request.speculation.prediction = prediction;
     request.visible = visible;
     let conversation = session.as_deref().map(|id| (Arc::from(id), cache_salt, request.tokens.clone()));
-    let submission = Submission { requests: vec![request], n, partial, is_seeded, form };
-    let updates = submit(&instance, caller, &flow, submission).await?;
+    let submission = Submission { requests: vec![request], n, partial, is_seeded, form, slot: slot(&options) };
+    let updates = submit(server, &instance, caller, &flow, submission).await?;
     let recorder = SessionRecorder::new(&instance, caller, conversation);
     let head = response_head(&instance, prefix, seed, session.as_deref());
     let stops = options.stops();
@@ -218,7 +218,8 @@ impl SessionRecorder {
     ) -> SessionRecorder {
         let guard = conversation.and_then(|(id, salt, tokens)| {
             // where all sessions are in use, the pages are evicted by age
-            let (guard, evicted) = instance.sessions.acquire(&caller.tenant.name, &id, salt, Instant::now()).ok()?;
+            let (guard, evicted) =
+                instance.sessions.acquire(&caller.identity.tenant.name, &id, salt, Instant::now()).ok()?;
             instance.queue.evict_prefixes(evicted);
             Some((guard, tokens))
         });

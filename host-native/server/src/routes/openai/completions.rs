@@ -18,7 +18,7 @@ use crate::http::body::Body;
 use crate::http::error::{ApiError, ErrorBody, HttpError, json};
 use crate::routes::common::answer::{collect, response_head};
 use crate::routes::common::messages::offload_tokenize;
-use crate::routes::common::options::{flow, is_seeded, limits, salt, sampling, seed, sticky};
+use crate::routes::common::options::{flow, is_seeded, limits, salt, sampling, seed, slot, sticky};
 use crate::routes::common::sse::stream;
 use crate::routes::common::structure::{Compilation, Compiled};
 use crate::routes::common::submit::{Submission, check_count, submit};
@@ -87,6 +87,7 @@ pub async fn completions(
     };
     let (is_stream, stream_usage) = (options.is_stream(), options.includes_usage());
     let inner = Arc::clone(&instance);
+    let slot = slot(&options);
     let build = move || {
         let limits = limits(&inner);
         let request = |prompt: &Prompt| options.request(&limits, &request_plan, prompt.tokens.clone(), "prompt");
@@ -102,7 +103,8 @@ pub async fn completions(
     if is_prompt_only {
         return Ok(json(StatusCode::OK, &plan.prompt_response(head)));
     }
-    let updates = submit(&instance, &caller, &flow, Submission { requests, n, partial, is_seeded, form }).await?;
+    let updates =
+        submit(&server, &instance, &caller, &flow, Submission { requests, n, partial, is_seeded, form, slot }).await?;
     if is_stream {
         return Ok(stream(updates, CompletionWriter::new(plan, head), instance.settings().sse_keep_alive));
     }

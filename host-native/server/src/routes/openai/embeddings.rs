@@ -87,9 +87,14 @@ pub async fn embed_inputs(
     let (mut vectors, mut missing) = (vec![None; n], Vec::new());
     let computation = instance.computation();
     for (index, tokens) in texts.into_iter().enumerate() {
-        let key = server.embeddings.key((&instance.name, &computation), &caller.tenant.name, &tokens, body.dimensions);
-        let key = key.filter(|_| caller.reuses != Reuse::NoStore);
-        match key.as_ref().filter(|_| caller.reuses == Reuse::All).and_then(|key| server.embeddings.find(key)) {
+        let key = server.embeddings.key(
+            (&instance.name, &computation),
+            &caller.identity.tenant.name,
+            &tokens,
+            body.dimensions,
+        );
+        let key = key.filter(|_| caller.hints.reuses != Reuse::NoStore);
+        match key.as_ref().filter(|_| caller.hints.reuses == Reuse::All).and_then(|key| server.embeddings.find(key)) {
             Some(vector) => vectors[index] = Some(vector.to_vec()),
             None => missing.push((index, tokens, key)),
         }
@@ -152,6 +157,7 @@ pub async fn compute(
     let flow = caller.flow(form.user, None);
     let trial = instance.admit(&flow.tenant)?;
     caller
+        .identity
         .tenant
         .count_tokens(tokens, instance.settings().key_tokens)
         .inspect_err(|_| instance.metrics.rejected("key_tokens"))?;

@@ -129,7 +129,7 @@ pub async fn load(
     caller: Caller,
     Body(body): Body<ModelRequest>,
 ) -> Result<Response, HttpError> {
-    caller.rights.check_loads(false)?;
+    caller.identity.rights.check_loads(false)?;
     let entry = server.pool.find(Some(&body.model)).map_err(ApiError::from)?;
     let (pool, administrator) = (Arc::clone(&server.pool), server.administrator_of(&caller));
     tokio::spawn(async move {
@@ -153,7 +153,7 @@ pub async fn unload(
     Body(body): Body<ModelRequest>,
 ) -> Result<Response, HttpError> {
     let entry = server.pool.find(Some(&body.model)).map_err(ApiError::from)?;
-    caller.rights.check_loads(entry.settings().pin)?;
+    caller.identity.rights.check_loads(entry.settings().pin)?;
     let was_loaded = server.pool.unload(&entry, false).await;
     server.administrator_of(&caller).log("unload model", &entry.name, Ok(()));
     if !was_loaded {

@@ -73,7 +73,7 @@ impl Recorder {
         let store = store.map_err(|e| ApiError { param: Some("store".into()), ..e })?;
         Ok(Recorder {
             store: Arc::clone(store),
-            tenant: Arc::clone(&caller.tenant.name),
+            tenant: Arc::clone(&caller.identity.tenant.name),
             messages: Arc::new(messages),
             metadata: check_metadata(metadata)?,
             expiry: server.answer_expiry(unix_millis()),
@@ -185,7 +185,7 @@ pub enum Order {
 }
 
 fn row_id(caller: &Caller, id: &str) -> RowId {
-    RowId { kind: Kind::Completion, tenant: Arc::clone(&caller.tenant.name), id: id.into() }
+    RowId { kind: Kind::Completion, tenant: Arc::clone(&caller.identity.tenant.name), id: id.into() }
 }
 
 fn not_found(param: &str) -> ApiError {
@@ -303,7 +303,7 @@ pub async fn messages(
     QueryParams(query): QueryParams<Vec<(String, String)>>,
 ) -> Result<Response, HttpError> {
     let query = PageQuery::new(query)?;
-    let _turn = server.lists.take(&caller.tenant.name).await.map_err(ApiError::from)?;
+    let _turn = server.lists.take(&caller.identity.tenant.name).await.map_err(ApiError::from)?;
     let (stored, ..) = read(&server, &caller, &id).await?;
     let messages: Vec<Box<RawValue>> = serde_json::from_slice(&stored.messages).map_err(|_| malformed())?;
     let messages = messages.into_iter().enumerate().map(|(i, message)| (format!("{id}-{i}"), message)).collect();
@@ -326,7 +326,7 @@ pub async fn list(
 ) -> Result<Response, HttpError> {
     let query = PageQuery::new(query)?;
     let store = Arc::clone(server.state_store("stored completions")?);
-    let tenant = Arc::clone(&caller.tenant.name);
+    let tenant = Arc::clone(&caller.identity.tenant.name);
     let _turn = server.lists.take(&tenant).await.map_err(ApiError::from)?;
     let list = offload(usize::MAX, move || page(&store, &tenant, &query)).await??;
     Ok(json(StatusCode::OK, &list))

@@ -64,7 +64,7 @@ impl Keeping {
                 apply_to_text(&caller.prompt_check(&instance), instructions).await?;
             }
         }
-        let (tenant, expiry) = (Arc::clone(&caller.tenant.name), server.answer_expiry(unix_millis()));
+        let (tenant, expiry) = (Arc::clone(&caller.identity.tenant.name), server.answer_expiry(unix_millis()));
         Ok(Some(Keeping { store, tenant, before: before.to_vec(), input: body.input.clone(), expiry }))
     }
 
@@ -159,7 +159,7 @@ pub async fn previous_items(server: &Server, caller: &Caller, id: Option<&str>) 
 const WHY_NOT: &str = "it was not stored, has expired, was deleted or made room for others";
 
 fn row_id(caller: &Caller, id: &str) -> RowId {
-    RowId { kind: Kind::Response, tenant: Arc::clone(&caller.tenant.name), id: id.into() }
+    RowId { kind: Kind::Response, tenant: Arc::clone(&caller.identity.tenant.name), id: id.into() }
 }
 
 fn not_found(id: &str) -> ApiError {
@@ -242,7 +242,7 @@ pub async fn input_items(
     QueryParams(query): QueryParams<Vec<(String, String)>>,
 ) -> Result<Response, HttpError> {
     let query = PageQuery::newest_first(query)?;
-    let _turn = server.lists.take(&caller.tenant.name).await.map_err(ApiError::from)?;
+    let _turn = server.lists.take(&caller.identity.tenant.name).await.map_err(ApiError::from)?;
     let items = of_path(&server, &caller, &id).await?.into_input();
     let no_item = || ApiError::param("after", "after: the response has no item of this ID");
     let rest = query.rest(items, |(id, _)| id).ok_or_else(no_item)?;
