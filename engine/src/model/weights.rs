@@ -51,10 +51,12 @@ pub(crate) fn prefix(layer: usize) -> String {
 
 /// What follows the layers.
 fn final_norm(c: &Config) -> FinalNorm {
-    match () {
-        () if c.norm.plain => FinalNorm::Plain,
-        () if c.residual.post_norm || c.residual.has_gated_streams() => FinalNorm::None,
-        () => FinalNorm::Own,
+    if c.norm.plain {
+        FinalNorm::Plain
+    } else if c.residual.post_norm || c.residual.has_gated_streams() {
+        FinalNorm::None
+    } else {
+        FinalNorm::Own
     }
 }
 

@@ -94,10 +94,12 @@ impl LayerView<'_> {
         if has_norms {
             let has_mixer = !self.mixer.is_none() || !t.has(FFN_NORM.weight());
             let is_pre_norm = !c.post_norm && !t.has(POST_ATTN_NORM.weight());
-            match () {
-                () if c.optional_first_norm && self.block == 0 => t.free(ATTN_NORM.weight(), wide),
-                () if has_mixer && is_pre_norm => t.required(ATTN_NORM.weight(), wide),
-                () => t.optional(ATTN_NORM.weight(), wide),
+            if c.optional_first_norm && self.block == 0 {
+                t.free(ATTN_NORM.weight(), wide);
+            } else if has_mixer && is_pre_norm {
+                t.required(ATTN_NORM.weight(), wide);
+            } else {
+                t.optional(ATTN_NORM.weight(), wide);
             }
             t.optional(FFN_NORM.weight(), wide);
         }
