@@ -7,20 +7,27 @@ use crate::kernels::attention::{KvLayout, KvType};
 use crate::kernels::norm::NormKind;
 pub use crate::model::embeddings::{EmbeddingConfig, NgramConfig};
 pub use crate::model::family::Family;
+use crate::model::ffn::FeedForwardConfig;
 pub use crate::model::ffn::config::{FfnConfig, LayerFfn};
 pub use crate::model::ffn::experts::{AdjugatesConfig, ExpertsConfig};
 pub use crate::model::heads::OutputConfig;
 pub use crate::model::heads::diffusion::DiffusionConfig;
 use crate::model::keys::Keys;
 use crate::model::mixers;
+use crate::model::mixers::MixerConfig;
 use crate::model::mixers::attention::layers::LayerPart;
 pub use crate::model::mixers::attention::rotary::{RopeConfig, Scaling, ScalingKind};
 pub use crate::model::mixers::attention::{
     AttentionConfig, DistanceConfig, HeadConfig, LayerAttention, OutputGate, TemperatureConfig,
 };
-pub use crate::model::mixers::{CompressedConfig, IndexerConfig, LatentHeads, MixerKind, RecurrentConfig, Selection};
+pub use crate::model::mixers::{
+    CompressedConfig, DeltaNetConfig, IndexerConfig, KdaConfig, LatentHeads, LightningConfig, MambaConfig, MixerKind,
+    RecurrentConfig, RwkvConfig, Selection, ShortConvConfig,
+};
+use crate::model::pass::LayerAt;
+use crate::model::residual::layer::LayerView;
 pub use crate::model::residual::{HyperConfig, PassEnd, ResidualConfig};
-pub use crate::model::roles::TensorNames;
+pub use crate::model::tensors::TensorNames;
 
 /// Hyper-parameters of a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -100,8 +107,12 @@ impl LayerConfig {
 }
 
 impl Config {
-    /// Removes RoPE from the layers, of which `keeps` tells by index, that do not keep it.
-    pub(crate) fn rotate_only(&mut self, keeps: impl Fn(usize, &LayerConfig) -> bool) {
+    /// Removes RoPE from the layers, of which `keeps` tells by index, that do not keep it. A pattern of the file takes
+    /// precedence.
+    pub(crate) fn rotate_only(&mut self, keys: &Keys<'_, '_>, keeps: impl Fn(usize, &LayerConfig) -> bool) {
+        if keys.has("attention.rope_pattern") {
+            return;
+        }
         let kept: Vec<bool> = self.layers.iter().enumerate().map(|(i, layer)| keeps(i, layer)).collect();
         let layers = self.layers.iter_mut().map(|layer| &mut layer.attention).zip(kept);
         mixers::attention::layers::rotate_only(&mut self.attention.ropes, layers);
@@ -141,6 +152,33 @@ impl Config {
         }
     }
 
+    /// What layer `i` knows of the model.
+    pub(crate) fn view(&self, i: usize) -> LayerView<'_> {
+        let layer = &self.layers[i];
+        LayerView {
+            at: LayerAt { index: i, state_at: layer.state_at },
+            block: layer.block,
+            d: self.n_embd,
+            n_vocab: self.n_vocab,
+            plain_norms: self.norm.plain,
+            act: self.ffn.act,
+            mixer: MixerConfig {
+                kind: layer.mixer,
+                attention: &self.attention,
+                layer: &layer.attention,
+                recurrent: self.recurrent.as_ref(),
+            },
+            ffn: FeedForwardConfig {
+                model: &self.ffn,
+                layer: &layer.ffn,
+                channel_mix: self.recurrent.as_ref().and_then(RecurrentConfig::channel_mix),
+            },
+            residual: &self.residual,
+            embedding: &self.embedding,
+            ngram_table: None,
+        }
+    }
+
     /// Number of layers.
     pub fn n_layer(&self) -> usize {
         self.layers.len()
@@ -153,7 +191,12 @@ impl Config {
 
     /// The first layer with weights `block`, below [`Config::n_blocks`].
     pub(crate) fn block(&self, block: usize) -> &LayerConfig {
-        self.layers.iter().find(|l| l.block == block).unwrap_or(&self.layers[0])
+        &self.layers[self.block_index(block)]
+    }
+
+    /// The index of that layer.
+    pub(crate) fn block_index(&self, block: usize) -> usize {
+        self.layers.iter().position(|l| l.block == block).unwrap_or(0)
     }
 
     /// Largest number of query heads of a layer.
@@ -187,7 +230,9 @@ impl Config {
     pub fn kv_layout(&self, kv_type: KvType) -> KvLayout {
         let owners = self.layers.iter().filter(|l| l.mixer.has_attention() && l.attention.owns_kv);
         let own = |l: &LayerConfig| match (&self.attention.compressed, l.mixer) {
-            (Some(c), MixerKind::Compressed) => mixers::compressed::kv_layers(c, &l.attention).collect(),
+            (Some(c), MixerKind::Compressed) => {
+                mixers::compressed::kv_layers(c, l.attention.heads.key_dim, l.attention.compressor).collect()
+            }
             _ => [l.attention.heads.kv_heads()].to_vec(),
         };
         let index = |l: &LayerConfig| match (self.attention.indexer, l.attention.selection) {

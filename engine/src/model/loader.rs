@@ -2,40 +2,19 @@
 //! stream.
 
 use alloc::format;
-use alloc::string::String;
-use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
 use crate::error::LoadError;
-use crate::gguf::Gguf;
+use crate::gguf::{Gguf, TensorInfo};
 use crate::kernels::WeightArena;
-use crate::kernels::panel::{Matrix, PANEL};
 use crate::model::config::Config;
-use crate::model::heads::mtp;
-use crate::model::roles::{self, TensorStorage, tensor_error};
+use crate::model::directory::{self, Directory};
+use crate::model::tensors::{LoadedTensors, PendingTensor, tensor_error};
 use crate::model::weights::Weights;
 use crate::pool::Pool;
-use crate::quant::{self, Dtype};
 
-/// Bytes packed at a time: work for all threads, small next to the model.
-const LOAD_BYTES: usize = 4 << 20;
-
-/// A tensor to be loaded.
-struct PendingTensor {
-    name: String,
-    /// Index of its file in a split model.
-    shard: usize,
-    dtype: Dtype,
-    /// Offset in the file.
-    offset: u64,
-    len_bytes: u64,
-    into: TensorStorage,
-    /// Whether it belongs to the MTP head.
-    of_head: bool,
-}
-
-/// Receives the bytes of the tensors, as whole files or in pieces in file order, and produces [`Weights`].
+/// Receives the bytes of the tensors, as whole files or in pieces in file order, and produces the weights.
 pub struct WeightLoader {
     config: Config,
     /// The MTP head that is loaded too.
@@ -62,24 +41,33 @@ impl WeightLoader {
     pub fn new(shards: &[Gguf<'_>], config: Config, mtp: bool) -> Result<WeightLoader, LoadError> {
         let (mut pending, mut arena) = (Vec::<PendingTensor>::new(), WeightArena::default());
         let head = if mtp { Some(config.mtp_head().ok_or_else(|| no_head(&config))?) } else { None };
-        for (shard, t) in shards.iter().enumerate().flat_map(|(i, g)| g.tensors().iter().map(move |t| (i, t))) {
-            let name = roles::canonical(t.name, &config);
-            let of_head = head.as_ref().and_then(|head| Some((mtp::name_in_head(&name, &config)?, head)));
-            let (name, owner, of_head) = match of_head {
-                Some((name, head)) => (name, head, true),
-                None => (name, &config, false),
-            };
-            let Some(into) = TensorStorage::reserve(&name, t, owner, &mut arena)? else { continue };
+        let named = |(_, t): (usize, &TensorInfo<'_>)| {
+            let name = directory::canonical(t.name, &config);
+            match head.as_ref().and_then(|_| directory::name_in_head(&name, &config)) {
+                Some(name) => (name, true),
+                None => (name, false),
+            }
+        };
+        let all = shards.iter().enumerate().flat_map(|(i, g)| g.tensors().iter().map(move |t| (i, t)));
+        let names: Vec<_> = all.clone().map(named).collect();
+        let names_of = |of_head| directory::sorted(names.iter().filter(move |n| n.1 == of_head).map(|n| n.0.as_str()));
+        let own = Directory::new(&config, &names_of(false));
+        let of_head = head.as_ref().map(|head| Directory::new(head, &names_of(true)));
+        for ((name, is_of_head), (shard, t)) in names.iter().zip(all) {
+            let directory = of_head.as_ref().filter(|_| *is_of_head).unwrap_or(&own);
+            let Some((shape, declaration)) = directory.shape(name, t)? else { continue };
+            let into = shape.reserve(t, &mut arena)?;
             let (dtype, offset, len_bytes) = (t.dtype, t.offset, t.len_bytes);
-            pending.push(PendingTensor { name, shard, dtype, offset, len_bytes, into, of_head });
+            let (name, excluded_by, of_head) = (name.clone(), declaration.excluded_by.clone(), *is_of_head);
+            pending.push(PendingTensor { name, shard, dtype, offset, len_bytes, into, of_head, excluded_by });
         }
-        let names = |of_head| pending.iter().filter(move |p| p.of_head == of_head).map(|p| p.name.as_str());
-        if let Some(name) = first_missing(&config, names(false)) {
+        let used =
+            |of_head| directory::sorted(pending.iter().filter(move |p| p.of_head == of_head).map(|p| &p.name[..]));
+        if let Some(name) = own.missing(&used(false)) {
             return Err(LoadError::MissingTensor { name });
         }
-        let missing = head.as_ref().and_then(|head| first_missing(head, names(true)));
-        if let Some(name) = missing {
-            return Err(LoadError::MissingTensor { name: mtp::name_in_file(&name, &config) });
+        if let Some(name) = of_head.as_ref().and_then(|directory| directory.missing(&used(true))) {
+            return Err(LoadError::MissingTensor { name: directory::name_in_file(&name, &config) });
         }
         pending.sort_by_key(|tensor| (tensor.shard, tensor.offset));
         let starts = shards.iter().map(Gguf::header_len).collect();
@@ -169,21 +157,20 @@ impl WeightLoader {
     ///
     /// # Errors
     /// [`LoadError::Tensor`] of the first tensor that is incomplete, or that conflicts with others.
-    pub fn finish(mut self) -> Result<LoadedWeights, LoadError> {
+    pub fn finish(self) -> Result<LoadedWeights, LoadError> {
         if let Some(p) = self.pending.get(self.at) {
             let found = format!("{} of {} bytes", self.done + self.carry.len() as u64, p.len_bytes);
             return Err(tensor_error(&p.name, &found, "the whole tensor"));
         }
-        self.pending.sort_by(|a, b| a.name.cmp(&b.name));
         let (of_head, own) = self.pending.into_iter().partition(|p| p.of_head);
-        let mut tensors = LoadedTensors(own);
+        let mut tensors = LoadedTensors::new(own);
         let weights = Weights::new(&mut tensors, &self.config)?;
-        tensors.check_all_taken(&self.config)?;
+        tensors.check_all_taken()?;
         let mut mtp_head = None;
         if let Some(config) = self.head {
-            let mut tensors = LoadedTensors(of_head);
+            let mut tensors = LoadedTensors::new(of_head);
             let head = Weights::mtp_head(&mut tensors, &config, &weights)?;
-            tensors.check_all_taken(&config)?;
+            tensors.check_all_taken()?;
             mtp_head = Some((config, head));
         }
         Ok(LoadedWeights { config: self.config, weights, mtp_head })
@@ -202,25 +189,20 @@ pub struct LoadedWeights {
 /// # Errors
 /// [`LoadError`] names the tensor, what was found and what was expected.
 pub fn check_tensors(shards: &[Gguf<'_>], config: &Config) -> Result<(), LoadError> {
+    let named: Vec<_> =
+        shards.iter().flat_map(Gguf::tensors).map(|t| (directory::canonical(t.name, config), t)).collect();
+    let directory = Directory::new(config, &directory::sorted(named.iter().map(|(name, _)| name.as_str())));
     let mut used = Vec::new();
-    for t in shards.iter().flat_map(Gguf::tensors) {
-        let name = roles::canonical(t.name, config);
-        if roles::check(&name, t, config)? {
-            used.push(name);
+    for (name, t) in &named {
+        if let Some((shape, _)) = directory.shape(name, t)? {
+            shape.check(t)?;
+            used.push(name.as_str());
         }
     }
-    match first_missing(config, used.iter().map(String::as_str)) {
+    match directory.missing(&directory::sorted(used.into_iter())) {
         Some(name) => Err(LoadError::MissingTensor { name }),
         None => Ok(()),
     }
-}
-
-/// The first tensor that a model needs and these do not have.
-fn first_missing<'p>(config: &Config, names: impl Iterator<Item = &'p str>) -> Option<String> {
-    let mut names: Vec<&str> = names.collect();
-    names.sort_unstable();
-    let has = |name: &str| names.binary_search(&name).is_ok();
-    roles::missing(config, has).or_else(|| roles::missing_in_layer(config, &names, has))
 }
 
 /// The error for a file without an MTP head that the engine can use.
@@ -231,130 +213,4 @@ fn no_head(config: &Config) -> LoadError {
     };
     let key = format!("{}.nextn_predict_layers", config.arch.name);
     LoadError::Metadata { key, found, expected: "a layer for multi-token prediction (NextN)".into() }
-}
-
-impl PendingTensor {
-    /// Length of the piece that starts at byte `done`: a panel of a matrix, or the rest of a vector.
-    fn piece_bytes(&self, done: u64) -> usize {
-        match &self.into {
-            TensorStorage::Matrices(all) => {
-                let (panel, matrix) = (panel_bytes(&all[0]), matrix_bytes(&all[0]));
-                (matrix - done % matrix).min(panel) as usize
-            }
-            TensorStorage::Vector { .. } => (self.len_bytes - done) as usize,
-        }
-    }
-
-    fn not_finite(&self, done: u64, fault: quant::BlockFault) -> LoadError {
-        let block = done / self.dtype.block_bytes() + fault.index as u64;
-        tensor_error(&self.name, &format!("an infinity or NaN in block {block}"), "finite weights")
-    }
-
-    fn pack_piece(&mut self, done: u64, bytes: &[u8]) -> Result<(), LoadError> {
-        quant::validate(self.dtype, bytes).map_err(|fault| self.not_finite(done, fault))?;
-        match &mut self.into {
-            TensorStorage::Matrices(all) => {
-                let (panel, matrix) = (panel_bytes(&all[0]), matrix_bytes(&all[0]));
-                all[(done / matrix) as usize].pack_panel((done % matrix / panel) as usize, bytes);
-            }
-            TensorStorage::Vector { values, .. } => {
-                if self.dtype == Dtype::I32 {
-                    // integers up to 2^24, which are exact; the role checks that
-                    let integers = bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]) as f32);
-                    *values = integers.collect();
-                    return Ok(());
-                }
-                *values = vec![0.0; bytes.len() / self.dtype.block_bytes() as usize];
-                quant::widen(self.dtype, bytes, values)
-                    .map_err(|e| tensor_error(&self.name, &format!("{e}"), "F32, F16 or BF16"))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Packs a whole tensor, panels in parallel. `packed` is called with the byte ranges that are packed.
-    fn load(&mut self, bytes: &[u8], pool: &dyn Pool, packed: &mut dyn FnMut(Range<usize>)) -> Result<(), LoadError> {
-        let dtype = self.dtype;
-        let TensorStorage::Matrices(all) = &mut self.into else {
-            self.pack_piece(0, bytes)?;
-            packed(0..bytes.len());
-            return Ok(());
-        };
-        let (panel, matrix) = (panel_bytes(&all[0]) as usize, matrix_bytes(&all[0]) as usize);
-        let panels = (LOAD_BYTES / panel).max(1);
-        let mut done = 0;
-        for (j, (m, bytes)) in all.iter_mut().zip(bytes.chunks_exact(matrix)).enumerate() {
-            for (i, rows) in bytes.chunks(panels * panel).enumerate() {
-                let fault = m.pack_panels(pool, i * panels, rows, &|rows| quant::validate(dtype, rows));
-                if let Err((p, fault)) = fault {
-                    return Err(self.not_finite((j * matrix + p * panel) as u64, fault));
-                }
-                packed(done..done + rows.len());
-                done += rows.len();
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Bytes of a whole panel, and of a matrix, in the file.
-fn panel_bytes(m: &Matrix) -> u64 {
-    (PANEL * m.row_bytes()) as u64
-}
-
-fn matrix_bytes(m: &Matrix) -> u64 {
-    m.rows() as u64 * m.row_bytes() as u64
-}
-
-/// Loaded tensors, sorted by name; those taken are empty.
-pub(crate) struct LoadedTensors(Vec<PendingTensor>);
-
-impl LoadedTensors {
-    fn find(&self, name: &str) -> Option<usize> {
-        self.0.binary_search_by(|p| p.name.as_str().cmp(name)).ok()
-    }
-
-    pub(crate) fn has(&self, name: &str) -> bool {
-        self.find(name).is_some()
-    }
-
-    fn take(&mut self, name: &str) -> Option<TensorStorage> {
-        let i = self.find(name)?;
-        Some(core::mem::replace(&mut self.0[i].into, TensorStorage::Matrices(Vec::new())))
-    }
-
-    /// Ignoring a tensor would compute another model than the file describes.
-    fn check_all_taken(&self, config: &Config) -> Result<(), LoadError> {
-        let is_taken = |p: &&PendingTensor| matches!(&p.into, TensorStorage::Matrices(all) if all.is_empty());
-        self.0.iter().find(|p| !is_taken(p)).map_or(Ok(()), |p| Err(roles::conflict(&p.name, config)))
-    }
-
-    /// The matrices of a tensor: one, or one per expert.
-    pub(crate) fn matrices(&mut self, name: &str) -> Option<Vec<Matrix>> {
-        match self.take(name) {
-            Some(TensorStorage::Matrices(all)) => Some(all),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn matrix(&mut self, name: &str) -> Result<Matrix, LoadError> {
-        let last = self.matrices(name).and_then(|mut all| all.pop());
-        last.ok_or_else(|| LoadError::MissingTensor { name: name.into() })
-    }
-
-    /// The values of a vector, and the length of a row: heads may have rows of their own.
-    pub(crate) fn vector(&mut self, name: &str) -> Option<(Vec<f32>, usize)> {
-        match self.take(name) {
-            Some(TensorStorage::Vector { values, width }) => Some((values, width)),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn required(&mut self, name: &str) -> Result<Vec<f32>, LoadError> {
-        self.optional(name).ok_or_else(|| LoadError::MissingTensor { name: name.into() })
-    }
-
-    pub(crate) fn optional(&mut self, name: &str) -> Option<Vec<f32>> {
-        self.vector(name).map(|(values, _)| values)
-    }
 }

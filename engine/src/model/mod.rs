@@ -1,23 +1,28 @@
 //! Models: hyper-parameters, weights, tokenizer and the forward pass.
 
+mod budget;
 pub mod config;
+mod directory;
 pub(crate) mod embeddings;
 pub mod evaluate;
 pub mod families;
 pub mod family;
 pub(crate) mod ffn;
 pub mod forward;
-pub mod heads;
+pub(crate) mod heads;
 mod keys;
+mod linear;
 pub mod loader;
-pub mod mixers;
+mod memory;
+pub(crate) mod mixers;
+mod pass;
 mod recommended;
 pub(crate) mod residual;
-pub(crate) mod roles;
 mod rows;
 mod scratch;
 pub mod stream;
-pub mod weights;
+mod tensors;
+mod weights;
 
 use alloc::format;
 use alloc::string::String;
@@ -26,13 +31,14 @@ use alloc::sync::Arc;
 pub use config::Config;
 pub use families as arch;
 pub(crate) use forward::logits_rows;
-pub use forward::{Exec, KvRef, Run, Stage, Trace};
 pub(crate) use heads::projection::ProjectionScratch;
 use loader::{LoadedWeights, WeightLoader};
+pub use pass::{Exec, KvRef, Run, Stage, Trace};
 pub use recommended::RecommendedSampling;
+use residual::block::Block;
 pub use scratch::{Scratch, ScratchSize};
 pub use stream::{StreamError, StreamLoader};
-use weights::{Layer, Weights};
+use weights::Weights;
 
 use crate::error::LoadError;
 use crate::gguf::Gguf;
@@ -197,7 +203,7 @@ impl Model {
     }
 
     /// The weights of layer `i`: several layers may have the same.
-    pub(crate) fn layer(&self, i: usize) -> &Layer {
+    pub(crate) fn layer(&self, i: usize) -> &Block {
         &self.weights.layers[self.config.layers[i].block]
     }
 

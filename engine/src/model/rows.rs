@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use crate::kernels::act::{self, ActLayout, Floats, PackedActs, max_words};
+use crate::kernels::act::{self, ActLayout, Floats, PackedActs};
 use crate::kernels::elementwise::{
     Activation, Xielu, activate, add_scaled, clamped_swiglu, gate_by_sigmoid, gated, limited_swiglu, multiply,
     silu_clamped, soft_cap, xielu,
@@ -12,7 +12,8 @@ use crate::kernels::norm::{NormKind, NormWeights, norm, norm_in_place};
 use crate::kernels::panel::Matrix;
 use crate::kernels::{Cpu, tasks};
 use crate::model::family::Swiglu;
-use crate::model::weights::{Linear, LinearGroup, Norm, padded};
+use crate::model::linear::{Linear, LinearGroup, Norm, padded};
+use crate::model::memory::{Stack, packed_words};
 use crate::pool::Pool;
 
 /// Rows of one task.
@@ -136,8 +137,10 @@ impl<'a> RowOps<'a> {
     }
 
     /// `out = W x + b` of each linear of the group for the rows `x` (n, k).
-    pub(crate) fn linear_group(&self, group: &LinearGroup, x: &[f32], out: &mut [f32], words: &mut [u32]) {
-        let mut packed = PackedColumns::new(words);
+    pub(crate) fn linear_group(&self, group: &LinearGroup, x: &[f32], out: &mut [f32], stack: &mut Stack<'_>) {
+        let size = group.size(x.len() / group.k());
+        let mut stack = stack.scope();
+        let mut packed = PackedColumns::new(stack.words(size.words));
         let jobs: Vec<MatmulJob<'_>> = group
             .linears
             .iter()
@@ -155,12 +158,21 @@ impl<'a> RowOps<'a> {
     }
 
     /// `out = W x + b` for the rows `x` (n, k); rows of `out` are padded to whole panels.
-    pub(crate) fn linear(&self, linear: &Linear, x: &[f32], out: &mut [f32], words: &mut [u32]) {
-        self.matrix(&linear.w, linear.bias.as_deref(), as_columns(x, &linear.w), out, words);
+    pub(crate) fn linear(&self, linear: &Linear, x: &[f32], out: &mut [f32], stack: &mut Stack<'_>) {
+        self.matrix(&linear.w, linear.bias.as_deref(), as_columns(x, &linear.w), out, stack);
     }
 
     /// As [`RowOps::linear`], for rows with a stride of their own.
-    pub(crate) fn matrix(&self, w: &Matrix, bias: Option<&[f32]>, x: Floats<'_>, out: &mut [f32], words: &mut [u32]) {
+    pub(crate) fn matrix(
+        &self,
+        w: &Matrix,
+        bias: Option<&[f32]>,
+        x: Floats<'_>,
+        out: &mut [f32],
+        stack: &mut Stack<'_>,
+    ) {
+        let mut stack = stack.scope();
+        let words = stack.words(packed_words(x.n(), 1, w.k()));
         let x = PackedColumns::new(words).of(self, w, x, 0);
         products(self.cpu, self.pool, &[MatmulJob { w, x, out_column: 0, out_row: 0 }], out, padded(w.rows()));
         self.add_bias(bias, out, padded(w.rows()), 0);
@@ -190,15 +202,6 @@ pub(crate) struct PackedColumns<'w> {
     left: &'w mut [u32],
     /// Index of the input, and its packed form.
     packed: Vec<(usize, PackedActs<'w>)>,
-}
-
-/// Maximal number of layouts of one input: the number of matrices that share it (q, k, v and the gate of the output; of a
-/// delta net qkv, gate, rate and decay).
-pub(crate) const MAX_FORMS: usize = 4;
-
-/// Words that `rows` rows of `k` elements take in `forms` layouts.
-pub(crate) fn packed_words(rows: usize, forms: usize, k: usize) -> usize {
-    forms.saturating_mul(max_words(rows, k))
 }
 
 impl<'w> PackedColumns<'w> {

@@ -1,6 +1,8 @@
 //! Embeddings of tokens, and what is beside them.
 
 pub(crate) mod ngrams;
+pub(crate) mod per_layer;
+pub(crate) mod tokens;
 
 pub use ngrams::NgramConfig;
 

@@ -15,21 +15,19 @@ use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::EmbeddingConfig;
 use crate::error::LoadError;
 use crate::kernels::attention::KvMemory;
 use crate::kernels::elementwise::{Activation, activate, add_scaled, scale, sigmoid};
 use crate::kernels::panel::Matrix;
 use crate::kernels::recurrent::conv::{Conv, ConvRows, causal_conv};
 use crate::math::sqrt;
-use crate::model::config::Config;
 use crate::model::keys::Keys;
 use crate::model::keys::MAX_WIDTH;
-use crate::model::loader::LoadedTensors;
-use crate::model::residual::hyper::gated::{norms, stream_norm};
-use crate::model::residual::orders::ForwardPass;
-use crate::model::roles::{Need, Role, Scope, TensorRow, matrix, values};
-use crate::model::scratch::{Scratch, StepScratch};
-use crate::model::weights::{Linear, Norm, linear, padded, transposed};
+use crate::model::linear::{Linear, Norm, padded};
+use crate::model::memory::{Size, Stack};
+use crate::model::pass::Pass;
+use crate::model::tensors::{Declared, LinearName, Loaded, Name, matrix, values, vector};
 
 /// Most tokens of an n-gram, and heads.
 const MAX_TOKENS: usize = 8;
@@ -132,10 +130,19 @@ impl NgramConfig {
         self.conv_state_len().saturating_add(self.n - 1)
     }
 
-    /// The table of embeddings; files may have rows that no head has.
-    pub(crate) fn table(&self, dims: &[u64; 4]) -> Option<Role> {
-        let needed = self.heads.iter().map(|(offset, size)| offset + size).max()?;
-        matrix(dims[1].clamp(needed, i32::MAX as u64) as usize, self.width)
+    /// Declares the table of embeddings; files may have rows that no head has.
+    pub(crate) fn table(&self, t: &mut Declared<'_>) {
+        let needed = self.heads.iter().map(|(offset, size)| offset + size).max().unwrap_or(1);
+        let width = self.width;
+        t.required_by(TABLE, move |dims| matrix(dims[1].clamp(needed, i32::MAX as u64) as usize, width));
+    }
+
+    /// Declares the tensors of the layer that adds the embeddings, of a model of width `d`.
+    pub(crate) fn tensors(&self, t: &mut Declared<'_>, d: usize) {
+        t.required(KEY.weight(), matrix(self.streams, d));
+        t.required(VALUE.weight(), matrix(d, d));
+        NORMS.into_iter().for_each(|norm| stream_norm(t, norm, self.streams / d, d));
+        t.required(CONV, values(self.conv, self.streams));
     }
 
     /// The rows of the table for a token; `before` gives the token that is so many tokens before it, if there is one.
@@ -155,32 +162,31 @@ impl NgramConfig {
     }
 }
 
-/// The n-grams of the layer that adds them.
-fn config<'c>(c: &'c Scope<'_>) -> Option<&'c NgramConfig> {
-    c.embedding.ngrams.as_ref().filter(|ngrams| ngrams.layer == c.layer.block)
+/// (rows, width of a head)
+pub(crate) const TABLE: Name = Name::weight("per_layer_token_embd");
+const KEY: LinearName = LinearName("ple_key");
+const VALUE: LinearName = LinearName("ple_value");
+/// Norms of each stream: of keys, of queries, of the inputs of the convolution.
+const NORMS: [Name; 3] = [Name::weight("ple_norm_key"), Name::weight("ple_norm_query"), Name::weight("ple_norm_conv")];
+const CONV: Name = Name::weight("ple_conv1d");
+
+/// The n-grams of a model, if the layer with these weights adds them.
+pub(crate) fn of_layer(c: &EmbeddingConfig, block: usize) -> Option<&NgramConfig> {
+    c.ngrams.as_ref().filter(|ngrams| ngrams.layer == block)
 }
 
-fn stream_norms(c: &Scope<'_>, dims: &[u64; 4]) -> Option<Role> {
-    config(c)?;
-    norms(c, dims)
+/// Declares the norm of `n` streams of `d` elements, in one dimension or two.
+pub(crate) fn stream_norm(t: &mut Declared<'_>, name: Name, n: usize, d: usize) {
+    t.required_by(name, move |dims| if dims[0] == (n * d) as u64 { vector(n * d) } else { values(d, n) });
 }
 
-/// The tensors of the layer.
-pub(crate) const TENSORS: &[TensorRow] = &[
-    TensorRow::new("ple_key.weight", |c, _| matrix(config(c)?.streams, c.n_embd)).need(Need::EachLayer),
-    TensorRow::new("ple_value.weight", |c, _| {
-        config(c)?;
-        matrix(c.n_embd, c.n_embd)
-    })
-    .need(Need::EachLayer),
-    TensorRow::new("ple_norm_key.weight", stream_norms).need(Need::EachLayer),
-    TensorRow::new("ple_norm_query.weight", stream_norms).need(Need::EachLayer),
-    TensorRow::new("ple_norm_conv.weight", stream_norms).need(Need::EachLayer),
-    TensorRow::new("ple_conv1d.weight", |c, _| values(config(c)?.conv, config(c)?.streams)).need(Need::EachLayer),
-];
+/// Takes a norm of all streams, each of `d` elements.
+pub(crate) fn take_stream_norm(t: &mut Loaded<'_>, name: Name, d: usize) -> Result<Norm, LoadError> {
+    Ok(Norm { weight: t.required(name)?, bias: None, eps: None, width: d })
+}
 
 /// Weights of the layer.
-pub struct NgramWeights {
+pub(crate) struct NgramWeights {
     /// (n * n_embd, n_embd)
     key: Linear,
     /// (n_embd, n_embd)
@@ -194,58 +200,58 @@ pub struct NgramWeights {
 }
 
 impl NgramWeights {
-    /// Takes the tensors of layer `i`, if it adds the embeddings.
-    pub(crate) fn load(c: &Config, tensors: &mut LoadedTensors, i: usize) -> Result<Option<NgramWeights>, LoadError> {
-        let Some(config) = c.embedding.ngrams.as_ref().filter(|ngrams| ngrams.layer == i) else { return Ok(None) };
-        let name = |part: &str| format!("blk.{i}.ple_{part}");
-        let taps = transposed(tensors, &name("conv1d.weight"))?;
-        let streams = config.streams;
-        let mut conv = vec![0.0; (config.conv - 1) * config.n * streams + streams];
-        for (tap, to) in taps.chunks_exact(streams).zip(conv.chunks_mut(config.n * streams)) {
+    /// Takes the tensors of the layer.
+    pub(crate) fn load(c: &NgramConfig, t: &mut Loaded<'_>, d: usize) -> Result<NgramWeights, LoadError> {
+        let taps = t.transposed(CONV)?;
+        let streams = c.streams;
+        let mut conv = vec![0.0; (c.conv - 1) * c.n * streams + streams];
+        for (tap, to) in taps.chunks_exact(streams).zip(conv.chunks_mut(c.n * streams)) {
             to[..streams].copy_from_slice(tap);
         }
-        let mut norm = |part: &str| stream_norm(tensors, &name(part), c.n_embd);
-        let [key_norm, query_norm, conv_norm] = [norm("norm_key")?, norm("norm_query")?, norm("norm_conv")?];
-        let [key, value] = ["key", "value"].map(|part| linear(tensors, &name(part)));
-        Ok(Some(NgramWeights { key: key?, value: value?, key_norm, query_norm, conv_norm, conv }))
+        let [key_norm, query_norm, conv_norm] = NORMS.map(|norm| take_stream_norm(t, norm, d));
+        let (key, value) = (t.linear(KEY)?, t.linear(VALUE)?);
+        Ok(NgramWeights { key, value, key_norm: key_norm?, query_norm: query_norm?, conv_norm: conv_norm?, conv })
     }
 
     pub(crate) fn matrices(&self) -> [&Matrix; 2] {
         [&self.key.w, &self.value.w]
     }
 
-    /// Floats of a row of [`StepScratch::wide`], and columns of the matrices.
-    pub(crate) fn widths(&self) -> (usize, usize) {
+    /// Floats of a row: embeddings, keys, value, convolution, queries, gates of the streams.
+    fn parts(&self) -> [usize; 6] {
         let (streams, d) = (self.key.w.rows(), self.value.w.rows());
-        (d + padded(streams) + padded(d) + streams, d)
+        [d, padded(streams), padded(d), streams, streams, padded(streams / d)]
     }
-}
 
-impl ForwardPass<'_, '_> {
+    /// Temporaries of `n` rows.
+    pub(crate) fn size(&self, n: usize) -> Size {
+        Size::rows(n, self.parts()).and(self.key.size(n).or(self.value.size(n)))
+    }
+
     /// Adds the embeddings of the n-grams that end with the tokens to the residual streams.
-    pub(crate) fn add_ngrams(&self, w: &NgramWeights, memory: &mut KvMemory, s: &mut Scratch) {
-        let (Some(c), Some(table)) = (&self.model.config.embedding.ngrams, &self.model.weights.ngram_table) else {
-            return;
-        };
-        let (d, n, on, streams) = (self.model.config.n_embd, self.n, self.rows, c.streams);
-        let table_rows = self.ngram_rows(c, &s.experts.tokens, memory);
-        let Scratch { step: StepScratch { wide, words, .. }, hyper, .. } = s;
-        let (embeddings, rest) = wide.split_at_mut(n * d);
-        let (keys, rest) = rest.split_at_mut(n * padded(streams));
-        let (value, rest) = rest.split_at_mut(n * padded(d));
-        let conv = &mut rest[..n * streams];
+    pub(crate) fn run(
+        &self,
+        pass: &Pass<'_, '_>,
+        (c, table): (&NgramConfig, &Matrix),
+        (x, tokens): (&mut [f32], &[u32]),
+        memory: &mut KvMemory,
+        stack: &mut Stack<'_>,
+    ) {
+        let (w, d, n, on, streams) = (self, pass.d, pass.n, pass.rows, c.streams);
+        let table_rows = c.table_rows(pass, tokens, memory);
+        let mut stack = stack.scope();
+        let [embeddings, keys, value, conv, queries, gates] = stack.rows(n, w.parts());
         on.each(embeddings, d, &|r, row| {
             let table_rows = &table_rows[r * c.heads.len()..];
             row.chunks_exact_mut(c.width).zip(table_rows).for_each(|(out, row)| table.row(*row, out));
         });
-        on.linear(&w.key, embeddings, keys, words);
-        on.linear(&w.value, embeddings, value, words);
-        let (x, queries) = (&mut hyper.streams[..n * streams], &mut hyper.next[..n * streams]);
+        on.linear(&w.key, embeddings, keys, &mut stack);
+        on.linear(&w.value, embeddings, value, &mut stack);
+        let x = &mut x[..n * streams];
         queries.copy_from_slice(x);
         on.each(queries, streams, &|_, query| on.norm_heads(&w.query_norm, query));
         let (queries, count) = (&*queries, streams / d);
         let factor = 1.0 / sqrt(d as f32);
-        let gates = &mut hyper.weights[..n * padded(count)];
         on.each(keys, padded(streams), &|_, keys| on.norm_heads(&w.key_norm, &mut keys[..streams]));
         on.each(gates, padded(count), &|r, gates| {
             let (keys, queries) = (&keys[r * padded(streams)..], &queries[r * streams..]);
@@ -264,7 +270,7 @@ impl ForwardPass<'_, '_> {
         });
         let weights = Conv { weights: &w.conv, bias: None, channels: streams };
         let conv_rows = ConvRows { x: conv, stride: streams, at: 0 };
-        causal_conv(on.cpu, on.pool, weights, conv_rows, self.states, (&mut memory.states, c.state_at));
+        causal_conv(on.cpu, on.pool, weights, conv_rows, pass.states, (&mut memory.states, c.state_at));
         on.each(conv, streams, &|r, row| {
             activate(on.cpu, Activation::Silu, row);
             for (stream, gate) in row.chunks_exact_mut(d).zip(&gates[r * padded(count)..]) {
@@ -273,13 +279,16 @@ impl ForwardPass<'_, '_> {
         });
         on.add(x, streams, conv, streams, 1.0);
     }
+}
 
+impl NgramConfig {
     /// The rows of the table, (rows, heads). Reads the tokens before the batch from the states of the sequences, and writes
     /// the last ones to them, as numbers above 0.
-    fn ngram_rows(&self, c: &NgramConfig, tokens: &[u32], memory: &mut KvMemory) -> Vec<usize> {
+    fn table_rows(&self, pass: &Pass<'_, '_>, tokens: &[u32], memory: &mut KvMemory) -> Vec<usize> {
+        let c = self;
         let (n_heads, n_kept) = (c.heads.len(), c.n - 1);
-        let mut table_rows = vec![0; self.n * n_heads];
-        for span in self.states {
+        let mut table_rows = vec![0; pass.n * n_heads];
+        for span in pass.states {
             let at = c.state_at + c.conv_state_len();
             let kept = &mut memory.states.slot_mut(span.slot)[at..at + n_kept];
             let tokens = &tokens[span.row..span.row + span.n];

@@ -3,7 +3,7 @@
 //! Source: llama.cpp, architecture `baichuan`; `BaichuanForCausalLM` of both sizes.
 
 use super::Entry;
-use super::table::LLAMA;
+use super::base::LLAMA;
 use crate::error::LoadError;
 use crate::model::family::Family;
 use crate::model::keys::Keys;

@@ -3,7 +3,7 @@
 //! Source: llama.cpp, architecture `cogvlm`; `CogVLMForCausalLM`.
 
 use super::Entry;
-use super::table::BASE;
+use super::base::BASE;
 use crate::error::LoadError;
 use crate::model::config::Config;
 use crate::model::family::Family;

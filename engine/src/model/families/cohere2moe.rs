@@ -3,7 +3,7 @@
 //! Source: llama.cpp, architecture `cohere2moe`.
 
 use super::Entry;
-use super::table::LLAMA;
+use super::base::LLAMA;
 use crate::error::LoadError;
 use crate::model::config::Config;
 use crate::model::family::{Family, Gating, Mtp};
@@ -20,7 +20,7 @@ pub(super) const COHERE2MOE: Entry = Entry::plain(Family {
 
 fn compose(keys: &Keys<'_, '_>, c: &mut Config) -> Result<(), LoadError> {
     let n_dense = keys.u32("leading_dense_block_count")?.unwrap_or(0) as usize;
-    c.rotate_only(|i, layer| layer.attention.is_local() || i < n_dense);
+    c.rotate_only(keys, |i, layer| layer.attention.is_local() || i < n_dense);
     if let Some(experts) = &mut c.ffn.experts {
         experts.shared_factor = 0.5;
     }

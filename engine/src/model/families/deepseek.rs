@@ -4,7 +4,7 @@
 //! Sources: arXiv:2405.04434, arXiv:2412.19437; llama.cpp, architectures `deepseek2`, `deepseek32`, `deepseek4`.
 
 use super::Entry;
-use super::table::{BASE, RAW_EXPERTS};
+use super::base::{BASE, RAW_EXPERTS};
 use crate::error::LoadError;
 use crate::kernels::rope::RopeStyle;
 use crate::model::config::Config;

@@ -3,7 +3,7 @@
 //! Source: llama.cpp, architecture `falcon`; `FalconForCausalLM`.
 
 use super::Entry;
-use super::table::{ATTN_NORM_2, LAYER_NORM};
+use super::base::{ATTN_NORM_2, LAYER_NORM};
 use crate::error::LoadError;
 use crate::kernels::elementwise::Activation;
 use crate::model::config::Config;

@@ -3,7 +3,7 @@
 //! Sources: arXiv:2408.00118, arXiv:2503.19786; llama.cpp, architectures `gemma2`, `gemma3`.
 
 use super::Entry;
-use super::table::BASE;
+use super::base::BASE;
 use crate::error::LoadError;
 use crate::kernels::elementwise::Activation;
 use crate::math::sqrt;

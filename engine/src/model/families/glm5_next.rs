@@ -3,7 +3,7 @@
 //! Source: llama.cpp, architecture `glm5-next`.
 
 use super::Entry;
-use super::table::RAW_EXPERTS;
+use super::base::RAW_EXPERTS;
 use crate::error::LoadError;
 use crate::kernels::rope::RopeStyle;
 use crate::model::config::Config;

@@ -3,7 +3,7 @@
 //! Source: llama.cpp, architecture `granitehybrid`; `GraniteMoeHybridForCausalLM`.
 
 use super::Entry;
-use super::table::GRANITE;
+use super::base::GRANITE;
 use crate::error::LoadError;
 use crate::model::config::Config;
 use crate::model::family::Family;
@@ -13,6 +13,6 @@ pub(super) const GRANITEHYBRID: Entry = Entry::plain(Family { name: "granitehybr
 
 fn compose(keys: &Keys<'_, '_>, c: &mut Config) -> Result<(), LoadError> {
     let is_finetuned = keys.bool("rope.scaling.finetuned")?.unwrap_or(true);
-    c.rotate_only(|_, _| is_finetuned);
+    c.rotate_only(keys, |_, _| is_finetuned);
     Ok(())
 }

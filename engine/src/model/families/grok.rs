@@ -3,7 +3,7 @@
 //! Source: llama.cpp, architecture `grok`.
 
 use super::Entry;
-use super::table::BASE;
+use super::base::BASE;
 use crate::error::LoadError;
 use crate::kernels::elementwise::Activation;
 use crate::model::config::Config;

@@ -4,7 +4,7 @@
 //! Source: llama.cpp, architecture `llama4`; `Llama4ForCausalLM`.
 
 use super::Entry;
-use super::table::LLAMA;
+use super::base::LLAMA;
 use crate::error::LoadError;
 use crate::model::config::Config;
 use crate::model::family::{Family, Gating, Rotated};

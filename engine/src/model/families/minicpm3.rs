@@ -3,7 +3,7 @@
 //! Source: llama.cpp, architecture `minicpm3`; `MiniCPM3ForCausalLM`.
 
 use super::Entry;
-use super::table::BASE;
+use super::base::BASE;
 use crate::error::LoadError;
 use crate::math::sqrt;
 use crate::model::family::Family;

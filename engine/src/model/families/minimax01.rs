@@ -3,7 +3,7 @@
 //! Source: arXiv:2501.08313; llama.cpp, architecture `minimax-01`.
 
 use super::Entry;
-use super::table::BASE;
+use super::base::BASE;
 use crate::error::LoadError;
 use crate::model::config::Config;
 use crate::model::family::Family;

@@ -7,6 +7,7 @@
 
 mod baichuan;
 mod bailingmoe3;
+mod base;
 mod cogvlm;
 mod cohere2moe;
 mod deepseek;
@@ -17,6 +18,7 @@ mod gemma4;
 mod glm5_next;
 mod granitehybrid;
 mod grok;
+mod kinds;
 mod laguna;
 mod llama4;
 mod minicpm3;

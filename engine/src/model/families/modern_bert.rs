@@ -3,7 +3,7 @@
 //! Source: arXiv:2412.13663; llama.cpp, architecture `modern-bert`; `ModernBertModel`.
 
 use super::Entry;
-use super::table::LAYER_NORM;
+use super::base::LAYER_NORM;
 use crate::error::LoadError;
 use crate::kernels::elementwise::Activation;
 use crate::model::config::Config;

@@ -3,7 +3,7 @@
 //! Source: llama.cpp, architecture `muse-glimmer`.
 
 use super::Entry;
-use super::table::LLAMA;
+use super::base::LLAMA;
 use crate::error::LoadError;
 use crate::model::config::Config;
 use crate::model::family::{Family, Rotated};

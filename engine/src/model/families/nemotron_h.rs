@@ -4,7 +4,7 @@
 //! Source: arXiv:2504.03624; llama.cpp, architectures `nemotron_h`, `nemotron_h_moe`; `NemotronHForCausalLM`.
 
 use super::Entry;
-use super::table::MAMBA;
+use super::base::MAMBA;
 use crate::error::LoadError;
 use crate::kernels::elementwise::Activation;
 use crate::kernels::norm::NormKind;

@@ -3,7 +3,7 @@
 //! Source: arXiv:2502.07972; llama.cpp, architecture `nomic-bert-moe`.
 
 use super::Entry;
-use super::table::BERT;
+use super::base::BERT;
 use crate::kernels::rope::RopeStyle;
 use crate::model::family::Family;
 

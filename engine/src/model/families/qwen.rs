@@ -3,7 +3,7 @@
 //! Source: llama.cpp, architecture `qwen`; `QWenLMHeadModel`.
 
 use super::Entry;
-use super::table::BASE;
+use super::base::BASE;
 use crate::error::LoadError;
 use crate::model::family::Family;
 use crate::model::keys::Keys;

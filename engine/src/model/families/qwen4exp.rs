@@ -4,7 +4,7 @@
 //! Source: llama.cpp, architecture `qwen4exp`.
 
 use super::Entry;
-use super::table::QWEN35;
+use super::base::QWEN35;
 use crate::error::LoadError;
 use crate::kernels::elementwise::Activation;
 use crate::model::config::Config;

@@ -3,6 +3,7 @@
 use alloc::format;
 use alloc::vec::Vec;
 
+use super::kinds;
 use super::table::FAMILIES;
 use crate::error::LoadError;
 use crate::gguf::Gguf;
@@ -17,7 +18,7 @@ use crate::model::keys::{Keys, MAX_CONTEXT, MAX_LAYERS, MAX_WIDTH};
 use crate::model::mixers::attention::{AttentionConfig, heads, layers, rope};
 use crate::model::mixers::{self, RecurrentConfig};
 use crate::model::residual::{ResidualConfig, passes};
-use crate::model::roles::TensorNames;
+use crate::model::tensors::TensorNames;
 
 impl Config {
     /// Reads and checks the metadata of `gguf`, the first of `shards`; the shards have the tensors.
@@ -50,17 +51,17 @@ impl Config {
         let n_nextn = keys.u32("nextn_predict_layers")?.unwrap_or(0);
         let n_nextn = keys.in_range("nextn_predict_layers", Some(n_nextn), 0..=n_blocks as u32 - 1)?;
         let n_embd = keys.size("embedding_length", 1..=MAX_WIDTH)?;
-        let kinds = mixers::layer_kinds(&keys, n_blocks, shards)?;
-        let n_nextn = if mixers::compressed::has_mtp(&kinds, shards, n_blocks - n_nextn) { n_nextn } else { 0 };
+        let layer_kinds = kinds::layer_kinds(&keys, n_blocks, shards)?;
+        let n_nextn = if kinds::has_mtp(&layer_kinds, shards, n_blocks - n_nextn) { n_nextn } else { 0 };
         let n_layer = n_blocks - n_nextn;
         family.rope = if family.alibi { None } else { rope::style(&keys, &family)? };
         let n_ctx_train = keys.size("context_length", 1..=MAX_CONTEXT)?;
         let norm = norm(&keys, &family)?;
         let causal = keys.bool("attention.causal")?.unwrap_or(!family.bidirectional);
-        let (ropes, attention) = layers::read(&keys, &family, &kinds, (n_embd, n_ctx_train), causal)?;
-        let ffns = ffn::layers(&keys, &family, &kinds, n_embd)?;
+        let (ropes, attention) = layers::read(&keys, &family, &layer_kinds, (n_embd, n_ctx_train), causal)?;
+        let ffns = ffn::layers(&keys, &family, &layer_kinds, n_embd)?;
         let rescale = keys.u32("rescale_every_n_layers")?.unwrap_or(0) as usize;
-        let parts = kinds.iter().zip(attention).zip(ffns).enumerate();
+        let parts = layer_kinds.iter().zip(attention).zip(ffns).enumerate();
         let layers = parts.map(|(block, ((kind, attention), ffn))| LayerConfig {
             block,
             mixer: kind.mixer,
@@ -87,7 +88,7 @@ impl Config {
             names: TensorNames { aliases: family.aliases, prefix: "", ignored: &[] },
             embedding: EmbeddingConfig::read(&keys, &family, (n_embd, n_layer), has_positions)?,
             attention: AttentionConfig::read(&keys, &family, family.rope, ropes, n_ctx_train)?,
-            recurrent: mixers::read(&keys, &family, (n_embd, norm.eps), &kinds, shards)?,
+            recurrent: kinds::recurrent(&keys, &family, (n_embd, norm.eps), &layer_kinds, shards)?,
             ffn: FfnConfig::read(&keys, &family, n_embd, n_blocks, shards)?,
             residual: ResidualConfig::read(&keys, &family, n_layer)?,
             output: OutputConfig::read(&keys, &family)?,

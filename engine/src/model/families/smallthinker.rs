@@ -3,7 +3,7 @@
 //! Source: llama.cpp, architecture `smallthinker`, as which it does here; `SmallThinkerForCausalLM`.
 
 use super::Entry;
-use super::table::BASE;
+use super::base::BASE;
 use crate::error::LoadError;
 use crate::kernels::elementwise::Activation;
 use crate::model::config::Config;
@@ -36,6 +36,6 @@ fn prepare(keys: &mut Keys<'_, '_>, _: &mut Family) -> Result<(), LoadError> {
 fn compose(keys: &Keys<'_, '_>, c: &mut Config) -> Result<(), LoadError> {
     let has_window = keys.u32("attention.sliding_window")?.is_some_and(|window| window > 0);
     let all = !has_window || c.layers.len() == PERIOD;
-    c.rotate_only(|i, _| all || i % PERIOD != 0);
+    c.rotate_only(keys, |i, _| all || i % PERIOD != 0);
     Ok(())
 }

@@ -3,7 +3,7 @@
 //! Source: llama.cpp, architecture `step35`.
 
 use super::Entry;
-use super::table::RAW_EXPERTS;
+use super::base::RAW_EXPERTS;
 use crate::error::LoadError;
 use crate::model::config::Config;
 use crate::model::family::{Family, Gating, LocalRope, Mtp};

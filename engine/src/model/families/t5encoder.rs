@@ -3,7 +3,7 @@
 //! Source: arXiv:1910.10683; llama.cpp, architecture `t5encoder`; `T5EncoderModel`.
 
 use super::Entry;
-use super::table::BASE;
+use super::base::BASE;
 use crate::error::LoadError;
 use crate::kernels::elementwise::Activation;
 use crate::model::config::Config;

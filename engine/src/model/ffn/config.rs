@@ -3,14 +3,14 @@
 use alloc::vec::Vec;
 
 use super::activation::activation;
-use super::experts::{ExpertsConfig, experts};
+use super::experts::config::{self, ExpertsConfig};
 use crate::error::LoadError;
 use crate::gguf::Gguf;
 use crate::kernels::elementwise::{Activation, Xielu};
 use crate::math::{exp, ln};
 use crate::model::family::{ExpertInput, Family, Swiglu};
 use crate::model::keys::{Keys, MAX_WIDTH};
-use crate::model::mixers::LayerKind;
+use crate::model::mixers::kind::LayerKind;
 
 /// Feed-forwards of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -57,7 +57,7 @@ impl FfnConfig {
         shards: &[Gguf<'_>],
     ) -> Result<FfnConfig, LoadError> {
         let widths = keys.per_layer_u32("feed_forward_length", n_blocks)?.unwrap_or_default();
-        let experts = experts(keys, family, n_embd, widths.into_iter().max().unwrap_or(0) as usize, shards)?;
+        let experts = config::read(keys, family, n_embd, widths.into_iter().max().unwrap_or(0) as usize, shards)?;
         let act = activation(keys, family)?;
         let (swiglu, situ) = (family.swiglu, situ(keys)?);
         Ok(FfnConfig { act, ungated_act: act, swiglu, limits_dense: false, situ, experts })

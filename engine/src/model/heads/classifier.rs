@@ -10,19 +10,17 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::projection::ProjectionScratch;
 use crate::error::{LoadError, MemoryError};
 use crate::kernels::elementwise::{Activation, activate, soft_cap};
 use crate::math;
-use crate::model::config::Config;
 use crate::model::family::HeadKind;
-use crate::model::heads::projection::ProjectionScratch;
-use crate::model::loader::LoadedTensors;
-use crate::model::roles::tensor_error;
-use crate::model::weights::{Linear, Norm, linear, norm};
-use crate::model::{Exec, Model};
+use crate::model::linear::{Linear, Norm};
+use crate::model::rows::RowOps;
+use crate::model::tensors::{Declared, LinearName, Loaded, NormName, any_width, matrix, vector};
 
 /// A classification head.
-pub struct Classifier {
+pub(crate) struct Classifier {
     /// Hidden layer.
     pub dense: Option<Linear>,
     /// Norm after it.
@@ -31,38 +29,47 @@ pub struct Classifier {
     pub output: Option<Linear>,
 }
 
+const DENSE: LinearName = LinearName("cls");
+const NORM: NormName = NormName("cls.norm");
+const OUTPUT: LinearName = LinearName("cls.output");
+
 impl Classifier {
-    /// The head of a file; `None` if it has none.
+    /// Declares the tensors. A layer has any shape; each must fit the one before.
+    pub(crate) fn tensors(t: &mut Declared<'_>) {
+        for layer in [DENSE, OUTPUT] {
+            t.optional_by(layer.weight(), |dims| matrix(any_width(dims[1]), any_width(dims[0])));
+            t.optional_by(layer.bias(), |dims| vector(any_width(dims[0])));
+        }
+        t.optional_by(NORM.weight(), |dims| vector(any_width(dims[0])));
+    }
+
+    /// The head of a file, for states of `width` elements; `None` if it has none.
     ///
     /// # Errors
     /// [`LoadError`] of a tensor whose shape does not fit the one before.
-    pub(crate) fn load(tensors: &mut LoadedTensors, c: &Config) -> Result<Option<Classifier>, LoadError> {
-        let mut width = c.n_embd;
-        let mut layer = |tensors: &mut LoadedTensors, name: &str, weight: &str| {
-            if !tensors.has(weight) {
-                return Ok(None);
-            }
-            let layer = linear(tensors, name)?;
+    pub(crate) fn load(t: &mut Loaded<'_>, mut width: usize) -> Result<Option<Classifier>, LoadError> {
+        let mut layer = |t: &mut Loaded<'_>, name: LinearName| {
+            let Some(layer) = t.optional_linear(name)? else { return Ok(None) };
             if layer.w.k() != width {
                 let shape = |k| alloc::format!("shape [{k}, {}]", layer.w.rows());
-                return Err(tensor_error(weight, &shape(layer.w.k()), &shape(width)));
+                return Err(t.error(name.weight(), &shape(layer.w.k()), &shape(width)));
             }
             width = layer.w.rows();
             Ok(Some(layer))
         };
-        let dense = layer(tensors, "cls", "cls.weight")?;
+        let dense = layer(t, DENSE)?;
         let n_hidden = dense.as_ref().map(|dense| dense.w.rows());
         let norm = match n_hidden {
-            Some(_) => norm(tensors, "cls.norm")?,
+            Some(_) => t.norm(NORM)?,
             None => None,
         };
         if let (Some(norm), Some(n)) = (&norm, n_hidden)
             && norm.width != n
         {
             let (found, expected) = (alloc::format!("shape [{}]", norm.width), alloc::format!("shape [{n}]"));
-            return Err(tensor_error("cls.norm.weight", &found, &expected));
+            return Err(t.error(NORM.weight(), &found, &expected));
         }
-        let output = layer(tensors, "cls.output", "cls.output.weight")?;
+        let output = layer(t, OUTPUT)?;
         Ok((dense.is_some() || output.is_some()).then_some(Classifier { dense, norm, output }))
     }
 
@@ -70,52 +77,42 @@ impl Classifier {
     pub(crate) fn linears(&self) -> impl Iterator<Item = &Linear> {
         self.dense.iter().chain(&self.output)
     }
-}
 
-impl Model {
-    /// Number of scores of a text: the rows of the last layer of the classification head; 0 without one.
-    pub fn n_classes(&self) -> usize {
-        self.weights.classifier.iter().flat_map(Classifier::linears).last().map_or(0, |layer| layer.w.rows())
+    /// Number of scores of a text: the rows of the last layer.
+    pub(crate) fn n_classes(&self) -> usize {
+        self.linears().last().map_or(0, |layer| layer.w.rows())
     }
 
-    /// Allocates memory to classify `max_texts` texts.
-    ///
-    /// # Errors
-    /// [`MemoryError`] if the allocation fails, or would exceed [`Model::max_scratch_bytes`].
-    pub(crate) fn classifier_scratch(&self, max_texts: usize) -> Result<ProjectionScratch, MemoryError> {
-        let layers = self.weights.classifier.iter().flat_map(Classifier::linears).collect::<Vec<_>>();
-        ProjectionScratch::new(&layers, max_texts, self.max_scratch_bytes)
+    /// Memory to classify `max_texts` texts, within `limit` bytes.
+    pub(crate) fn scratch(&self, max_texts: usize, limit: usize) -> Result<ProjectionScratch, MemoryError> {
+        ProjectionScratch::new(&self.linears().collect::<Vec<_>>(), max_texts, limit)
     }
 
-    /// Classifies pooled vectors (n_embd): each then refers to [`Model::n_classes`] scores in `s`. Without a head
-    /// nothing is done.
-    ///
-    /// # Panics
-    /// If there are more vectors than the scratch memory is for.
-    pub(crate) fn classify<'s>(
+    /// Classifies pooled vectors of `d` elements: each then refers to its scores in `s`.
+    pub(crate) fn run<'s>(
         &self,
-        exec: Exec<'_>,
+        on: &RowOps<'_>,
+        (kind, d): (HeadKind, usize),
         vectors: &mut [&mut &'s mut [f32]],
         s: &'s mut ProjectionScratch,
     ) {
-        let (n, on, kind) = (vectors.len(), self.rows(exec), self.config.output.classifier);
-        let Some(head) = self.weights.classifier.as_ref().filter(|_| n > 0) else { return };
-        s.load(vectors, self.config.n_embd);
+        let (n, head) = (vectors.len(), self);
+        s.load(vectors, d);
         if let Some(dense) = &head.dense {
             let rows = dense.w.rows();
-            s.apply(&on, dense, n);
+            s.apply(on, dense, n);
             let hidden = &mut s.x[..n * rows];
             match kind {
-                HeadKind::Gelu => activate(exec.cpu, Activation::GeluErf, hidden),
+                HeadKind::Gelu => activate(on.cpu, Activation::GeluErf, hidden),
                 // with a cap of 1 it is tanh
-                HeadKind::Tanh | HeadKind::Softmax => soft_cap(exec.cpu, hidden, 1.0),
+                HeadKind::Tanh | HeadKind::Softmax => soft_cap(on.cpu, hidden, 1.0),
             }
             if let Some(norm) = &head.norm {
                 on.norm_each(norm, hidden);
             }
         }
         if let Some(output) = &head.output {
-            s.apply(&on, output, n);
+            s.apply(on, output, n);
         }
         let width = self.n_classes();
         if kind == HeadKind::Softmax {

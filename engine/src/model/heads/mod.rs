@@ -2,7 +2,8 @@
 
 pub(crate) mod classifier;
 pub(crate) mod diffusion;
-pub mod mtp;
+pub(crate) mod mtp;
+pub(crate) mod output;
 pub(crate) mod projection;
 
 use crate::error::LoadError;

@@ -10,31 +10,43 @@
 //! others for it. The engine drafts with it: [`Engine::set_draft_model`](crate::engine::Engine::set_draft_model). Of several such
 //! layers the first one is used, again and again.
 
-use alloc::format;
-use alloc::string::String;
-use alloc::sync::Arc;
-use alloc::vec;
 use alloc::vec::Vec;
-use core::ops::Range;
 
 use crate::error::LoadError;
 use crate::kernels::act::Floats;
-use crate::model::config::{Config, MixerKind};
-use crate::model::family::Mtp;
-use crate::model::loader::LoadedTensors;
-use crate::model::residual::orders::ForwardPass;
-use crate::model::scratch::Scratch;
-use crate::model::weights::{Linear, Norm, Weights, linear, norm, padded, required_norm};
-use crate::model::{Exec, Model};
+use crate::kernels::panel::Matrix;
+use crate::model::linear::{Linear, Norm, padded};
+use crate::model::memory::{Size, Stack};
+use crate::model::mixers::MixerKind;
+use crate::model::pass::Pass;
+use crate::model::tensors::{Declared, LinearName, Loaded, Name, NormName, matrix, vector};
+
+pub(crate) const JOIN: LinearName = LinearName("nextn.eh_proj");
+const EMBEDDING_NORM: NormName = NormName("nextn.enorm");
+const HIDDEN_NORM: NormName = NormName("nextn.hnorm");
+/// The norm before the output, and its other name in files.
+const OUTPUT_NORM: NormName = NormName("nextn.shared_head_norm");
+pub(crate) const OUTPUT_NORM_STEMS: [&str; 2] = ["layer_output_norm.", "nextn.shared_head_norm."];
+/// Embedding and output of the head alone.
+const EMBEDDING: Name = Name::weight("nextn.embed_tokens");
+const OUTPUT: Name = Name::weight("nextn.shared_head_head");
 
 /// Weights that join a token and the hidden state before it.
-pub struct MtpInput {
+pub(crate) struct MtpInput {
     /// Norm of the token's embedding (n_embd).
     embed_norm: Norm,
     /// Norm of the hidden state (n_embd).
     hidden_norm: Norm,
     /// (n_embd, 2 * n_embd): of the embedding, then of the hidden state.
-    pub(crate) proj: Linear,
+    proj: Linear,
+}
+
+/// What a head has in place of its model's.
+pub(crate) struct MtpWeights {
+    pub(crate) input: MtpInput,
+    pub(crate) output_norm: Option<Norm>,
+    pub(crate) embedding: Option<Matrix>,
+    pub(crate) output: Option<Matrix>,
 }
 
 /// Whether an MTP head may have such a layer.
@@ -42,106 +54,66 @@ pub(crate) fn is_supported(mixer: MixerKind, has_ffn: bool) -> bool {
     matches!(mixer, MixerKind::Attention | MixerKind::Latent) && has_ffn
 }
 
-/// The name in an MTP head of a tensor of its model's file.
-pub(crate) fn name_in_head(name: &str, c: &Config) -> Option<String> {
-    let part = name.strip_prefix(&format!("blk.{}.", c.n_layer())[..])?;
-    // the norm before the output has several names
-    let part = part.replace("layer_output_norm.", "nextn.shared_head_norm.");
-    Some(format!("blk.0.{part}"))
-}
+impl MtpWeights {
+    /// Declares the tensors of a head of width `d` with `n_vocab` tokens.
+    pub(crate) fn tensors(t: &mut Declared<'_>, d: usize, n_vocab: usize) {
+        t.required(JOIN.weight(), matrix(d, 2 * d));
+        t.required(EMBEDDING_NORM.weight(), vector(d));
+        t.required(HIDDEN_NORM.weight(), vector(d));
+        t.optional(OUTPUT_NORM.weight(), vector(d));
+        t.optional(EMBEDDING, matrix(n_vocab, d));
+        t.optional(OUTPUT, matrix(n_vocab, d));
+    }
 
-/// The inverse of [`name_in_head`].
-pub(crate) fn name_in_file(name: &str, c: &Config) -> String {
-    name.replacen("blk.0.", &format!("blk.{}.", c.n_layer()), 1)
-}
-
-impl Weights {
-    /// Takes the tensors of an MTP head of `model`.
-    ///
-    /// # Errors
-    /// [`LoadError`] of a tensor that is missing, or whose shape does not fit another's.
-    pub(crate) fn mtp_head(tensors: &mut LoadedTensors, c: &Config, model: &Weights) -> Result<Weights, LoadError> {
-        let own = |tensors: &mut LoadedTensors, part: &str| {
-            let matrices = tensors.matrices(&format!("blk.0.nextn.{part}.weight"));
-            matrices.and_then(|mut all| all.pop()).map(Arc::new)
-        };
-        let (embedding, output) = (own(tensors, "embed_tokens"), own(tensors, "shared_head_head"));
-        Ok(Weights {
-            is_shared: [embedding.is_none(), output.is_none()],
-            embedding: embedding.unwrap_or_else(|| Arc::clone(&model.embedding)),
-            output: output.or_else(|| Some(Arc::clone(model.output.as_ref().unwrap_or(&model.embedding)))),
-            mtp_input: Some(MtpInput {
-                embed_norm: required_norm(tensors, "blk.0.nextn.enorm")?,
-                hidden_norm: required_norm(tensors, "blk.0.nextn.hnorm")?,
-                proj: linear(tensors, "blk.0.nextn.eh_proj")?,
-            }),
-            final_norm: norm(tensors, "blk.0.nextn.shared_head_norm")?.or_else(|| model.final_norm.clone()),
-            output_bias: model.output_bias.clone(),
-            rope_divisors: model.rope_divisors.clone(),
-            layers: Weights::layers(tensors, c)?,
-            token_types: None,
-            positions: None,
-            embedding_norm: None,
-            low_state: None,
-            altup: None,
-            layer_embeddings: None,
-            ngram_table: None,
-            hyper_output: None,
-            residual_score: None,
-            projections: Vec::new(),
-            classifier: None,
+    /// Takes the tensors of a head.
+    pub(crate) fn load(t: &mut Loaded<'_>) -> Result<MtpWeights, LoadError> {
+        Ok(MtpWeights {
+            embedding: t.optional_matrix(EMBEDDING),
+            output: t.optional_matrix(OUTPUT),
+            input: MtpInput {
+                embed_norm: t.required_norm(EMBEDDING_NORM)?,
+                hidden_norm: t.required_norm(HIDDEN_NORM)?,
+                proj: t.linear(JOIN)?,
+            },
+            output_norm: t.norm(OUTPUT_NORM)?,
         })
     }
 }
 
-impl Model {
-    /// The hidden states of `rows` of the last batch that an MTP head reads, (rows, n_embd).
-    ///
-    /// # Panics
-    /// If a row is not in the batch.
-    pub fn hidden_states(&self, exec: Exec<'_>, rows: Range<usize>, s: &Scratch) -> Vec<f32> {
-        let d = self.config.n_embd;
-        let x = &s.x[rows.start * d..rows.end * d];
-        match &self.weights.final_norm {
-            Some(norm) if self.config.output.mtp == Mtp::Normed => {
-                let mut out = vec![0.0; x.len()];
-                self.rows(exec).norm(norm, x, d, &mut out);
-                out
-            }
-            _ => x.to_vec(),
+/// What a head reads, (rows, 2 * n_embd): the token's embedding and the hidden state before it.
+pub(crate) struct JoinedRows(pub(crate) Vec<f32>);
+
+impl JoinedRows {
+    /// Sets hidden states of `d` elements from row `row` on.
+    pub(crate) fn set_hidden(&mut self, row: usize, hidden: &[f32], d: usize) {
+        for (joined, hidden) in self.0[row * 2 * d..].chunks_exact_mut(2 * d).zip(hidden.chunks_exact(d)) {
+            joined[d..].copy_from_slice(hidden);
         }
     }
 }
 
-impl Scratch {
-    /// Sets the hidden states of the tokens before those of the next batch of an MTP head, (rows, n_embd), from row `row`
-    /// on.
-    ///
-    /// # Panics
-    /// If the working memory has fewer rows, or is not that of an MTP head.
-    pub fn set_hidden_before(&mut self, row: usize, hidden: &[f32], n_embd: usize) {
-        for (joined, hidden) in
-            self.joined[row * 2 * n_embd..].chunks_exact_mut(2 * n_embd).zip(hidden.chunks_exact(n_embd))
-        {
-            joined[n_embd..].copy_from_slice(hidden);
-        }
+impl MtpInput {
+    pub(crate) fn matrix(&self) -> &Matrix {
+        &self.proj.w
     }
-}
 
-impl ForwardPass<'_, '_> {
-    /// The residual stream before the layer of an MTP head, from the embeddings and the hidden states before.
-    pub(crate) fn join_hidden(&self, input: &MtpInput, s: &mut Scratch) {
-        let (d, n, on) = (input.embed_norm.width, self.n, self.rows);
-        let Scratch { x, y, joined, step, .. } = s;
-        let (x, joined) = (&mut x[..n * d], &mut joined[..n * 2 * d]);
+    /// Temporaries of `n` rows.
+    pub(crate) fn size(&self, n: usize) -> Size {
+        Size::rows(n, [padded(self.proj.w.rows())]).and(self.proj.size(n))
+    }
+
+    /// The residual stream before the layer, from the embeddings and the hidden states before.
+    pub(crate) fn run(&self, pass: &Pass<'_, '_>, x: &mut [f32], joined: &mut JoinedRows, stack: &mut Stack<'_>) {
+        let (d, n, on) = (pass.d, pass.n, pass.rows);
+        let (mut stack, stride) = (stack.scope(), padded(d));
+        let joined = &mut joined.0[..n * 2 * d];
         for (joined, x) in joined.chunks_exact_mut(2 * d).zip(x.chunks_exact(d)) {
             joined[..d].copy_from_slice(x);
         }
-        on.norm_beginnings(&input.embed_norm, joined, 2 * d);
-        on.norm_ends(&input.hidden_norm, joined, 2 * d);
-        let stride = padded(d);
-        let y = &mut y[..n * stride];
-        on.matrix(&input.proj.w, input.proj.bias.as_deref(), Floats { x: joined, stride: 2 * d }, y, &mut step.words);
+        on.norm_beginnings(&self.embed_norm, joined, 2 * d);
+        on.norm_ends(&self.hidden_norm, joined, 2 * d);
+        let [y] = stack.rows(n, [stride]);
+        on.matrix(&self.proj.w, self.proj.bias.as_deref(), Floats { x: joined, stride: 2 * d }, y, &mut stack);
         for (x, y) in x.chunks_exact_mut(d).zip(y.chunks_exact(stride)) {
             x.copy_from_slice(&y[..d]);
         }

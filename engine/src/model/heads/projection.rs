@@ -1,15 +1,40 @@
 //! Projections of pooled embeddings: the `Dense` modules of sentence-transformers, without activations between them.
 
+use alloc::format;
 use alloc::vec::Vec;
 
-use crate::error::MemoryError;
-use crate::model::rows::{RowOps, packed_words};
-use crate::model::scratch::Budget;
-use crate::model::weights::{Linear, padded};
-use crate::model::{Exec, Model};
+use crate::error::{LoadError, MemoryError};
+use crate::model::budget::Budget;
+use crate::model::linear::{Linear, padded};
+use crate::model::memory::{Memory, Size};
+use crate::model::rows::RowOps;
+use crate::model::tensors::{Declared, LinearName, Loaded, any_width, matrix, vector};
 
-/// Tensor names of the projections, in order.
-pub(crate) const NAMES: [&str; 2] = ["dense_2", "dense_3"];
+/// The projections, in order.
+const NAMES: [LinearName; 2] = [LinearName("dense_2"), LinearName("dense_3")];
+
+/// Declares the tensors. A projection has any shape; each must fit the one before.
+pub(crate) fn tensors(t: &mut Declared<'_>) {
+    for layer in NAMES {
+        t.optional_by(layer.weight(), |dims| matrix(any_width(dims[1]), any_width(dims[0])));
+        t.optional_by(layer.bias(), |dims| vector(any_width(dims[0])));
+    }
+}
+
+/// Takes the projections; each has as many columns as the one before has rows.
+pub(crate) fn load(t: &mut Loaded<'_>, mut width: usize) -> Result<Vec<Linear>, LoadError> {
+    let mut all = Vec::new();
+    for name in NAMES {
+        let Some(projection) = t.optional_linear(name)? else { continue };
+        let (k, rows) = (projection.w.k(), projection.w.rows());
+        if k != width {
+            return Err(t.error(name.weight(), &format!("shape [{k}, {rows}]"), &format!("shape [{width}, {rows}]")));
+        }
+        width = rows;
+        all.push(projection);
+    }
+    Ok(all)
+}
 
 /// Working memory of layers that are applied to pooled vectors one after the other; empty without layers.
 pub(crate) struct ProjectionScratch {
@@ -17,7 +42,7 @@ pub(crate) struct ProjectionScratch {
     pub(crate) x: Vec<f32>,
     /// (texts, padded rows): output of a layer.
     y: Vec<f32>,
-    words: Vec<u32>,
+    memory: Memory,
 }
 
 impl ProjectionScratch {
@@ -33,7 +58,7 @@ impl ProjectionScratch {
         let scratch = ProjectionScratch {
             x: budget.zeros(&[max_texts, most(|(k, rows)| k.max(rows))]),
             y: budget.zeros(&[max_texts, most(|(_, rows)| padded(rows))]),
-            words: budget.zeros(&[max_texts, most(|(k, _)| packed_words(1, 1, k))]),
+            memory: Memory::new(Size::any(layers.iter().map(|layer| layer.size(max_texts))), &mut budget),
         };
         budget.check(max_texts)?;
         Ok(scratch)
@@ -50,43 +75,9 @@ impl ProjectionScratch {
     pub(crate) fn apply(&mut self, on: &RowOps<'_>, layer: &Linear, n: usize) {
         let (k, rows) = (layer.w.k(), layer.w.rows());
         let y = &mut self.y[..n * padded(rows)];
-        on.linear(layer, &self.x[..n * k], y, &mut self.words);
+        on.linear(layer, &self.x[..n * k], y, &mut self.memory.stack());
         for (x, y) in self.x.chunks_exact_mut(rows).zip(y.chunks_exact(padded(rows))) {
             x.copy_from_slice(&y[..rows]);
-        }
-    }
-}
-
-impl Model {
-    /// Dimensions of an embedding: the rows of the last projection, or `n_embd` without projections.
-    pub fn n_embd_out(&self) -> usize {
-        self.weights.projections.last().map_or(self.config.n_embd, |projection| projection.w.rows())
-    }
-
-    /// Allocates memory to project `max_texts` vectors.
-    ///
-    /// # Errors
-    /// [`MemoryError`] if the allocation fails, or would exceed [`Model::max_scratch_bytes`].
-    pub(crate) fn projection_scratch(&self, max_texts: usize) -> Result<ProjectionScratch, MemoryError> {
-        let layers: Vec<&Linear> = self.weights.projections.iter().collect();
-        ProjectionScratch::new(&layers, max_texts, self.max_scratch_bytes)
-    }
-
-    /// Projects pooled vectors (n_embd): each then refers to [`Model::n_embd_out`] values in `s`.
-    ///
-    /// # Panics
-    /// If there are more vectors than the scratch memory is for.
-    pub(crate) fn project<'s>(&self, exec: Exec<'_>, vectors: &mut [&mut &'s mut [f32]], s: &'s mut ProjectionScratch) {
-        let (n, on) = (vectors.len(), self.rows(exec));
-        if n == 0 || self.weights.projections.is_empty() {
-            return;
-        }
-        s.load(vectors, self.config.n_embd);
-        for projection in &self.weights.projections {
-            s.apply(&on, projection, n);
-        }
-        for (v, x) in vectors.iter_mut().zip(s.x.chunks_exact_mut(self.n_embd_out())) {
-            **v = x;
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Keys of blocks of positions. A block's key is made of what each of its positions has in KV pages, and stands at the last one,
 //! so that it depends on the tokens up to its own place only.
 
+use super::attention::batch::AttentionBatch;
 use crate::kernels::attention::{self, KvLayer, KvMemory, KvRows, Span};
 use crate::kernels::elementwise::add_scaled;
-use crate::model::residual::orders::ForwardPass;
-use crate::model::scratch::AttentionScratch;
+use crate::model::pass::Pass;
 
 /// Where the keys of blocks of `ratio` positions are.
 #[derive(Clone, Copy)]
@@ -26,7 +26,7 @@ fn place<'s, 'r>(spans: &'s [Span<'r>], row: usize) -> (&'s Span<'r>, usize) {
     (span, span.pos + row - span.row)
 }
 
-impl ForwardPass<'_, '_> {
+impl Pass<'_, '_> {
     /// Puts the gates of each row, at `gate_at`, beside its values, and adds the bias of the position in its block. `bias` is
     /// (ratio, width): values and gates have `width` elements.
     pub(crate) fn bias_gates(&self, (input, stride): (&mut [f32], usize), gate_at: usize, bias: &[f32], ratio: usize) {
@@ -45,7 +45,7 @@ impl ForwardPass<'_, '_> {
         of: BlockKeys,
         (input, stride): (&[f32], usize),
         (keys, dim): (&mut [f32], usize),
-        s: &AttentionScratch,
+        s: &AttentionBatch,
         memory: &mut KvMemory,
         make: MakeKey<'_>,
     ) {

@@ -10,6 +10,7 @@
 use alloc::format;
 use alloc::vec::Vec;
 
+use super::kind::MAX_CONV;
 use crate::error::LoadError;
 use crate::kernels::elementwise::{Activation, activate, gated, sigmoid};
 use crate::kernels::exp::exp;
@@ -19,17 +20,12 @@ use crate::kernels::recurrent::conv::{Conv, ConvRows, causal_conv};
 use crate::kernels::recurrent::delta_rule::{DeltaHeads, DeltaRows, delta_rule};
 use crate::kernels::recurrent::{StateMemory, softplus};
 use crate::math::sqrt;
-use crate::model::config::Config;
-use crate::model::forward::Stage;
-use crate::model::keys::Keys;
-use crate::model::keys::MAX_WIDTH;
-use crate::model::loader::LoadedTensors;
-use crate::model::mixers::{MAX_CONV, RecurrentConfig};
-use crate::model::residual::orders::{ForwardPass, SubLayerRows};
-use crate::model::roles::{Layout, Part, Role, Scope, TensorRow, matrix, values, vector};
+use crate::model::keys::{Keys, MAX_WIDTH};
+use crate::model::linear::{Linear, LinearGroup, Norm, padded};
+use crate::model::memory::{Size, Stack};
+use crate::model::pass::{LayerAt, Pass, Stage, SubLayerRows};
 use crate::model::rows::columns;
-use crate::model::scratch::StepScratch;
-use crate::model::weights::{Linear, LinearGroup, Norm, linear, padded, required_norm, transposed};
+use crate::model::tensors::{Declared, LinearName, Loaded, Name, NormName, matrix, values, vector};
 
 /// Most elements of a key.
 const MAX_KEY: u32 = 4096;
@@ -87,7 +83,7 @@ impl DeltaNetConfig {
 }
 
 /// Weights of a delta net.
-pub struct DeltaNet {
+pub(crate) struct DeltaNet {
     c: DeltaNetConfig,
     /// Queries, keys and values in one; gates z; rates and decays, in one or two matrices.
     input: LinearGroup,
@@ -103,56 +99,52 @@ pub struct DeltaNet {
     output: Linear,
 }
 
-fn config(c: &Config) -> Option<&DeltaNetConfig> {
-    match &c.recurrent {
-        Some(RecurrentConfig::DeltaNet(c)) => Some(c),
-        _ => None,
+const JOINT_GATES: LinearName = LinearName("ssm_ba");
+const RATES: LinearName = LinearName("ssm_beta");
+const DECAYS: LinearName = LinearName("ssm_alpha");
+/// Tensors of which no other recurrent layer has one.
+pub(crate) const MARKERS: [Name; 2] = [RATES.weight(), JOINT_GATES.weight()];
+const QKV: LinearName = LinearName("attn_qkv");
+const GATE: LinearName = LinearName("attn_gate");
+const CONV: Name = Name::weight("ssm_conv1d");
+const DT: Name = Name::bias("ssm_dt");
+const A: Name = Name::whole("ssm_a");
+const NORM: NormName = NormName("ssm_norm");
+const OUTPUT: LinearName = LinearName("ssm_out");
+
+impl DeltaNetConfig {
+    /// Declares the tensors of a layer of a model of width `d`.
+    pub(crate) fn tensors(&self, t: &mut Declared<'_>, d: usize) {
+        let n = self.heads.n_value;
+        if t.has(JOINT_GATES.weight()) {
+            // rates and decays of the heads of a key head, side by side
+            t.required(JOINT_GATES.weight(), matrix(2 * n, d));
+        } else {
+            t.required(RATES.weight(), matrix(n, d));
+            t.required(DECAYS.weight(), matrix(n, d));
+        }
+        t.required(QKV.weight(), matrix(self.channels(), d));
+        t.required(GATE.weight(), matrix(self.value_width(), d));
+        t.required(CONV, values(self.conv, self.channels()));
+        t.required(DT, vector(n));
+        t.required(A, vector(n));
+        t.required(NORM.weight(), vector(self.heads.v_dim));
+        t.required(OUTPUT.weight(), matrix(d, self.value_width()));
     }
 }
 
-fn per_head(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    vector(config(c)?.heads.n_value)
-}
-
-fn gate_rows(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    matrix(config(c)?.heads.n_value, c.n_embd)
-}
-
-const JOINT: usize = 0;
-const SEPARATE: usize = 1;
-
-/// The tensors of a layer.
-pub(crate) const TENSORS: &[TensorRow] = &[
-    // rates and decays of the heads of a key head, side by side
-    TensorRow::new("ssm_ba.weight", |c, _| matrix(2 * config(c)?.heads.n_value, c.n_embd))
-        .of(&[(Part::Recurrent, JOINT)]),
-    TensorRow::new("ssm_beta.weight", gate_rows).of(&[(Part::Recurrent, SEPARATE)]),
-    TensorRow::new("ssm_alpha.weight", gate_rows).of(&[(Part::Recurrent, SEPARATE)]),
-    TensorRow::new("attn_qkv.weight", |c, _| matrix(config(c)?.channels(), c.n_embd)).of(BOTH),
-    TensorRow::new("attn_gate.weight", |c, _| matrix(config(c)?.value_width(), c.n_embd)).of(BOTH),
-    TensorRow::new("ssm_conv1d.weight", |c, _| values(config(c)?.conv, config(c)?.channels())).of(BOTH),
-    TensorRow::new("ssm_dt.bias", per_head).of(BOTH),
-    TensorRow::new("ssm_a", per_head).of(BOTH),
-    TensorRow::new("ssm_norm.weight", |c, _| vector(config(c)?.heads.v_dim)).of(BOTH),
-    TensorRow::new("ssm_out.weight", |c, _| matrix(c.n_embd, config(c)?.value_width())).of(BOTH),
-];
-
-const BOTH: &[Layout] = &[(Part::Recurrent, JOINT), (Part::Recurrent, SEPARATE)];
-
 impl DeltaNet {
-    pub(crate) fn load(c: &DeltaNetConfig, tensors: &mut LoadedTensors, i: usize) -> Result<DeltaNet, LoadError> {
-        let name = |part: &str| format!("blk.{i}.{part}");
-        let gates: &[&str] = if tensors.has(&name("ssm_ba.weight")) { &["ssm_ba"] } else { &["ssm_beta", "ssm_alpha"] };
-        let parts = ["attn_qkv", "attn_gate"].iter().chain(gates);
-        let input = parts.map(|part| linear(tensors, &name(part))).collect::<Result<_, _>>()?;
+    pub(crate) fn load(c: &DeltaNetConfig, t: &mut Loaded<'_>) -> Result<DeltaNet, LoadError> {
+        let gates = if t.has(JOINT_GATES.weight()) { &[JOINT_GATES][..] } else { &[RATES, DECAYS] };
+        let input = [QKV, GATE].iter().chain(gates).map(|part| t.linear(*part)).collect::<Result<_, _>>()?;
         Ok(DeltaNet {
             c: *c,
             input: LinearGroup::separate(input),
-            conv: transposed(tensors, &name("ssm_conv1d.weight"))?,
-            dt: tensors.required(&name("ssm_dt.bias"))?,
-            a: tensors.required(&name("ssm_a"))?,
-            norm: required_norm(tensors, &name("ssm_norm"))?,
-            output: linear(tensors, &name("ssm_out"))?,
+            conv: t.transposed(CONV)?,
+            dt: t.required(DT)?,
+            a: t.required(A)?,
+            norm: t.required_norm(NORM)?,
+            output: t.linear(OUTPUT)?,
         })
     }
 
@@ -160,9 +152,14 @@ impl DeltaNet {
         self.input.matrices().chain([&self.output.w]).collect()
     }
 
-    pub(crate) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
-        let value = self.c.value_width();
-        (self.input.matrices().collect(), self.input.stride + 2 * self.c.heads.n_value + value, value)
+    /// Floats of a row: inputs, gates, output.
+    fn parts(&self) -> [usize; 3] {
+        [self.input.stride, 2 * self.c.heads.n_value, self.c.value_width()]
+    }
+
+    /// Temporaries of `n` rows.
+    pub(crate) fn size(&self, n: usize) -> Size {
+        Size::rows(n, self.parts()).and(self.input.size(n).or(self.output.size(n)))
     }
 
     /// Offsets of rate and decay of a value head in a row of the input projections.
@@ -179,55 +176,53 @@ impl DeltaNet {
     }
 }
 
-impl ForwardPass<'_, '_> {
-    pub(crate) fn delta_net(
-        &mut self,
-        i: usize,
-        m: &DeltaNet,
+impl DeltaNet {
+    pub(crate) fn run(
+        &self,
+        pass: &mut Pass<'_, '_>,
+        at: LayerAt,
         SubLayerRows { x, y }: SubLayerRows<'_>,
         states: &mut StateMemory,
-        StepScratch { wide, words, .. }: &mut StepScratch,
+        stack: &mut Stack<'_>,
     ) {
-        let (n, rows, heads, stride) = (self.n, self.rows, m.c.heads, m.input.stride);
-        let (key, value, channels) = (m.c.key_width(), m.c.value_width(), m.c.channels());
-        let (input, rest) = wide.split_at_mut(n * stride);
-        let (gates, out) = rest.split_at_mut(n * 2 * heads.n_value);
-        let out = &mut out[..n * value];
-        rows.linear_group(&m.input, x, input, words);
+        let (n, rows, heads, stride) = (pass.n, pass.rows, self.c.heads, self.input.stride);
+        let (key, value, channels) = (self.c.key_width(), self.c.value_width(), self.c.channels());
+        let [input, gates, out] = stack.rows(n, self.parts());
+        rows.linear_group(&self.input, x, input, stack);
         let projected = &*input;
         rows.each(gates, 2 * heads.n_value, &|r, gates| {
             let (decays, rates) = gates.split_at_mut(heads.n_value);
             for (h, (decay, rate)) in decays.iter_mut().zip(rates).enumerate() {
-                let (rate_at, decay_at) = m.gates_at(h);
-                *decay = exp(softplus(projected[r * stride + decay_at] + m.dt[h]) * m.a[h]);
+                let (rate_at, decay_at) = self.gates_at(h);
+                *decay = exp(softplus(projected[r * stride + decay_at] + self.dt[h]) * self.a[h]);
                 *rate = sigmoid(projected[r * stride + rate_at]);
             }
         });
-        let state_at = self.model.config.layers[i].state_at;
-        let conv = Conv { weights: &m.conv, bias: None, channels };
+        let state_at = at.state_at;
+        let conv = Conv { weights: &self.conv, bias: None, channels };
         let conv_rows = ConvRows { x: input, stride, at: 0 };
-        causal_conv(rows.cpu, rows.pool, conv, conv_rows, self.states, (states, state_at));
+        causal_conv(rows.cpu, rows.pool, conv, conv_rows, pass.states, (states, state_at));
         let scale = 1.0 / sqrt(heads.k_dim as f32);
         rows.each(input, stride, &|_, row| {
             activate(rows.cpu, Activation::Silu, &mut row[..channels]);
             for (i, head) in row[..2 * key].chunks_exact_mut(heads.k_dim).enumerate() {
-                l2_norm_with_eps(rows.cpu, head, m.c.unit_eps, if i < heads.n_key { scale } else { 1.0 });
+                l2_norm_with_eps(rows.cpu, head, self.c.unit_eps, if i < heads.n_key { scale } else { 1.0 });
             }
         });
         let delta_rows = DeltaRows { x: input, stride, at: [0, key, 2 * key], gates, n_decay: heads.n_value };
-        let state_at = state_at + m.c.conv_state_len();
-        delta_rule((rows.cpu, rows.pool), heads, delta_rows, out, self.states, (states, state_at));
-        self.trace_stage(Stage::AttnOut, Some(i), &mut columns(out, value, 0, value));
-        let z = m.input.part_starts[1];
-        rows.each(out, value, &|_, out| rows.norm_heads(&m.norm, out));
+        let state_at = state_at + self.c.conv_state_len();
+        delta_rule((rows.cpu, rows.pool), heads, delta_rows, out, pass.states, (states, state_at));
+        pass.trace_stage(Stage::AttnOut, Some(at.index), &mut columns(out, value, 0, value));
+        let z = self.input.part_starts[1];
+        rows.each(out, value, &|_, out| rows.norm_heads(&self.norm, out));
         let normed = &*out;
-        let gate = m.c.gate;
+        let gate = self.c.gate;
         rows.each(input, stride, &|r, row| {
             gated(rows.cpu, gate, &mut row[z..z + value], &normed[r * value..][..value]);
         });
         let gated = &*input;
         rows.each(out, value, &|r, out| out.copy_from_slice(&gated[r * stride + z..][..value]));
-        debug_assert!(y.len() == n * padded(self.model.config.n_embd));
-        rows.linear(&m.output, out, y, words);
+        debug_assert!(y.len() == n * padded(pass.d));
+        rows.linear(&self.output, out, y, stack);
     }
 }

@@ -12,6 +12,8 @@
 use alloc::format;
 use alloc::vec::Vec;
 
+use super::kind::MAX_CONV;
+use super::low_rank::rank;
 use crate::error::LoadError;
 use crate::kernels::act::Floats;
 use crate::kernels::elementwise::{Activation, activate, multiply, sigmoid};
@@ -22,18 +24,12 @@ use crate::kernels::recurrent::conv::{Conv, ConvRows, causal_conv};
 use crate::kernels::recurrent::delta_rule::{DeltaHeads, DeltaRows, delta_rule};
 use crate::kernels::recurrent::{StateMemory, softplus};
 use crate::math::sqrt;
-use crate::model::config::Config;
-use crate::model::forward::Stage;
-use crate::model::keys::Keys;
-use crate::model::keys::MAX_WIDTH;
-use crate::model::loader::LoadedTensors;
-use crate::model::mixers::low_rank::{down, rank};
-use crate::model::mixers::{MAX_CONV, RecurrentConfig};
-use crate::model::residual::orders::{ForwardPass, SubLayerRows};
-use crate::model::roles::{Layout, Part, Role, Scope, TensorRow, matrix, tensor_error, values, vector};
+use crate::model::keys::{Keys, MAX_WIDTH};
+use crate::model::linear::{Linear, LinearGroup, Norm, padded};
+use crate::model::memory::{Size, Stack};
+use crate::model::pass::{LayerAt, Pass, Stage, SubLayerRows};
 use crate::model::rows::columns;
-use crate::model::scratch::StepScratch;
-use crate::model::weights::{Linear, LinearGroup, Norm, linear, padded, required_norm, transposed};
+use crate::model::tensors::{Declared, LinearName, Loaded, Name, NormName, matrix, values, vector};
 
 /// A tensor that only layers of this kind have.
 pub(crate) const MARKER: &str = "ssm_conv1d_q.weight";
@@ -102,58 +98,52 @@ impl KdaConfig {
     }
 }
 
-fn config(c: &Config) -> Option<&KdaConfig> {
-    match &c.recurrent {
-        Some(RecurrentConfig::Kda(c)) => Some(c),
-        _ => None,
+const QKV: LinearName = LinearName("attn_qkv");
+const SEPARATE: [LinearName; 3] = [LinearName("attn_q"), LinearName("attn_k"), LinearName("attn_v")];
+const CONVS: [Name; 3] = [Name::whole(MARKER), Name::weight("ssm_conv1d_k"), Name::weight("ssm_conv1d_v")];
+/// The whole matrices, or the first of two of low rank, and the second ones: of decays and of gates.
+const DECAYS: LinearName = LinearName("ssm_f_a");
+const DECAYS_UP: Name = Name::weight("ssm_f_b");
+const LOW_GATES: LinearName = LinearName("ssm_g_a");
+const GATES_UP: Name = Name::weight("ssm_g_b");
+const GATES: LinearName = LinearName("ssm_g");
+const RATES: LinearName = LinearName("ssm_beta");
+const A: Name = Name::whole("ssm_a");
+const DT: Name = Name::bias("ssm_dt");
+const NORM: NormName = NormName("ssm_norm");
+const OUTPUT: LinearName = LinearName("attn_output");
+
+impl KdaConfig {
+    /// Declares the tensors of a layer of a model of width `d`.
+    pub(crate) fn tensors(&self, t: &mut Declared<'_>, d: usize) {
+        let width = self.width();
+        let down_or_whole = move |dims: &[u64; 4]| match dims[1] == width as u64 {
+            true => matrix(width, d),
+            false => matrix(rank(dims[1], d), d),
+        };
+        let up = move |dims: &[u64; 4]| matrix(width, rank(dims[0], d));
+        if t.has(QKV.weight()) {
+            t.required(QKV.weight(), matrix(3 * width, d));
+        } else {
+            SEPARATE.into_iter().for_each(|part| t.required(part.weight(), matrix(width, d)));
+        }
+        CONVS.into_iter().for_each(|conv| t.required(conv, values(self.conv, width)));
+        t.required_by(DECAYS.weight(), down_or_whole);
+        t.optional_by(DECAYS_UP, up);
+        t.required(RATES.weight(), matrix(self.n_head, d));
+        t.required(A, values(1, self.n_head));
+        t.required(DT, vector(width));
+        t.optional_by(LOW_GATES.weight(), down_or_whole);
+        t.optional_by(GATES_UP, up);
+        t.optional(GATES.weight(), matrix(width, d));
+        t.required(NORM.weight(), vector(self.head_dim));
+        t.required(OUTPUT.weight(), matrix(d, width));
+        t.optional(OUTPUT.bias(), vector(d));
     }
 }
 
-fn square(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    matrix(config(c)?.width(), c.n_embd)
-}
-
-fn conv(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    values(config(c)?.conv, config(c)?.width())
-}
-
-/// The second matrix of low rank.
-fn up(c: &Scope<'_>, dims: &[u64; 4]) -> Option<Role> {
-    matrix(config(c)?.width(), rank(c, dims[0]))
-}
-
-/// The whole matrix, or the first of two.
-fn down_or_whole(c: &Scope<'_>, dims: &[u64; 4]) -> Option<Role> {
-    if dims[1] == config(c)?.width() as u64 { square(c, dims) } else { down(c, dims) }
-}
-
-const FUSED: &[Layout] = &[(Part::Recurrent, 0)];
-const SEPARATE: &[Layout] = &[(Part::Recurrent, 1)];
-const BOTH: &[Layout] = &[(Part::Recurrent, 0), (Part::Recurrent, 1)];
-
-/// The tensors of a layer.
-pub(crate) const TENSORS: &[TensorRow] = &[
-    TensorRow::new("attn_qkv.weight", |c, _| matrix(3 * config(c)?.width(), c.n_embd)).of(FUSED),
-    TensorRow::new("attn_q.weight", square).of(SEPARATE),
-    TensorRow::new("attn_k.weight", square).of(SEPARATE),
-    TensorRow::new("attn_v.weight", square).of(SEPARATE),
-    TensorRow::new(MARKER, conv).of(BOTH),
-    TensorRow::new("ssm_conv1d_k.weight", conv).of(BOTH),
-    TensorRow::new("ssm_conv1d_v.weight", conv).of(BOTH),
-    TensorRow::new("ssm_f_a.weight", down_or_whole).of(BOTH),
-    TensorRow::new("ssm_f_b.weight", up),
-    TensorRow::new("ssm_beta.weight", |c, _| matrix(config(c)?.n_head, c.n_embd)).of(BOTH),
-    TensorRow::new("ssm_a", |c, _| values(1, config(c)?.n_head)).of(BOTH),
-    TensorRow::new("ssm_dt.bias", |c, _| vector(config(c)?.width())).of(BOTH),
-    TensorRow::new("ssm_g_a.weight", down_or_whole),
-    TensorRow::new("ssm_g_b.weight", up),
-    TensorRow::new("ssm_g.weight", square),
-    TensorRow::new("ssm_norm.weight", |c, _| vector(config(c)?.head_dim)).of(BOTH),
-    TensorRow::new("attn_output.weight", |c, _| matrix(c.n_embd, config(c)?.width())).of(BOTH),
-];
-
 /// Weights of Kimi delta attention.
-pub struct Kda {
+pub(crate) struct Kda {
     c: KdaConfig,
     /// Input of the decays, rates, gates; then queries, keys and values, in one or three matrices.
     input: LinearGroup,
@@ -174,34 +164,32 @@ pub struct Kda {
 }
 
 impl Kda {
-    pub(crate) fn load(c: &KdaConfig, tensors: &mut LoadedTensors, i: usize) -> Result<Kda, LoadError> {
-        let name = |part: &str| format!("blk.{i}.{part}");
+    pub(crate) fn load(c: &KdaConfig, t: &mut Loaded<'_>) -> Result<Kda, LoadError> {
         let width = c.width();
-        let gate = if tensors.has(&name("ssm_g.weight")) { "ssm_g" } else { "ssm_g_a" };
-        let is_fused = tensors.has(&name("attn_qkv.weight"));
-        let qkv: &[&str] = if is_fused { &["attn_qkv"] } else { &["attn_q", "attn_k", "attn_v"] };
+        let gate = if t.has(GATES.weight()) { GATES } else { LOW_GATES };
+        let qkv = if t.has(QKV.weight()) { &[QKV][..] } else { &SEPARATE };
         let mut linears = Vec::new();
-        for part in ["ssm_f_a", "ssm_beta", gate].iter().chain(qkv) {
-            linears.push(linear(tensors, &name(part))?);
+        for part in [DECAYS, RATES, gate].iter().chain(qkv) {
+            linears.push(t.linear(*part)?);
         }
         // a first matrix of low rank needs its second one, a whole matrix must have none
-        let second = |tensors: &mut LoadedTensors, first: &Linear, part: &str| {
-            let (part, rank) = (name(part), first.w.rows());
-            if rank == width && !tensors.has(&part) {
+        let second = |t: &mut Loaded<'_>, first: &Linear, name: Name| {
+            let rank = first.w.rows();
+            if rank == width && !t.has(name) {
                 return Ok(None);
             }
-            let up = tensors.matrix(&part)?;
+            let up = t.matrix(name)?;
             match up.k() == rank {
                 true => Ok(Some(up)),
                 false => {
                     let [found, expected] = [up.k(), rank].map(|k| format!("shape [{k}, {width}]"));
-                    Err(tensor_error(&part, &found, &expected))
+                    Err(t.error(name, &found, &expected))
                 }
             }
         };
-        let f_up = second(tensors, &linears[0], "ssm_f_b.weight")?;
-        let g_up = second(tensors, &linears[2], "ssm_g_b.weight")?;
-        let [q, k, v] = ["q", "k", "v"].map(|part| transposed(tensors, &name(&format!("ssm_conv1d_{part}.weight"))));
+        let f_up = second(t, &linears[0], DECAYS_UP)?;
+        let g_up = second(t, &linears[2], GATES_UP)?;
+        let [q, k, v] = CONVS.map(|conv| t.transposed(conv));
         let input = LinearGroup::separate(linears);
         Ok(Kda {
             c: *c,
@@ -213,10 +201,10 @@ impl Kda {
             convs: [q?, k?, v?],
             f_up,
             g_up,
-            dt: tensors.required(&name("ssm_dt.bias"))?,
-            a: tensors.required(&name("ssm_a"))?,
-            norm: required_norm(tensors, &name("ssm_norm"))?,
-            output: linear(tensors, &name("attn_output"))?,
+            dt: t.required(DT)?,
+            a: t.required(A)?,
+            norm: t.required_norm(NORM)?,
+            output: t.linear(OUTPUT)?,
         })
     }
 
@@ -224,44 +212,45 @@ impl Kda {
         self.input.matrices().chain(&self.f_up).chain(&self.g_up).chain([&self.output.w]).collect()
     }
 
-    pub(crate) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
+    /// Floats of a row: inputs, inputs of decays, gates, gates of low rank, decays and rates, output.
+    fn parts(&self) -> [usize; 6] {
         let (width, low) = (self.c.width(), self.g_up.as_ref().map_or(0, Matrix::k));
-        let wide = self.input.stride + 2 * padded(width) + low + (width + self.c.n_head) + width;
-        (self.input.matrices().collect(), wide, width.max(low).max(self.f_up.as_ref().map_or(0, Matrix::k)))
+        [self.input.stride, padded(width), padded(width), low, width + self.c.n_head, width]
+    }
+
+    /// Temporaries of `n` rows.
+    pub(crate) fn size(&self, n: usize) -> Size {
+        let ups = self.f_up.iter().chain(&self.g_up).map(|up| Size::packed(n, 1, up.k()));
+        Size::rows(n, self.parts()).and(self.input.size(n).or(self.output.size(n)).or(Size::any(ups)))
     }
 }
 
-impl ForwardPass<'_, '_> {
-    pub(crate) fn kda(
-        &mut self,
-        i: usize,
-        m: &Kda,
+impl Kda {
+    pub(crate) fn run(
+        &self,
+        pass: &mut Pass<'_, '_>,
+        at: LayerAt,
         SubLayerRows { x, y }: SubLayerRows<'_>,
         states: &mut StateMemory,
-        StepScratch { wide, words, .. }: &mut StepScratch,
+        stack: &mut Stack<'_>,
     ) {
-        let (n, rows, stride, dim, width) = (self.n, self.rows, m.input.stride, m.c.head_dim, m.c.width());
-        let n_head = m.c.n_head;
-        let (input, rest) = wide.split_at_mut(n * stride);
-        let (decays, rest) = rest.split_at_mut(n * padded(width));
-        let (gates, rest) = rest.split_at_mut(n * padded(width));
-        let (low, rest) = rest.split_at_mut(n * m.g_up.as_ref().map_or(0, Matrix::k));
-        let (rates, rest) = rest.split_at_mut(n * (width + n_head));
-        let out = &mut rest[..n * width];
-        rows.linear_group(&m.input, x, input, words);
-        let [beta_at, gate_at] = [m.input.part_starts[1], m.input.part_starts[2]];
+        let (n, rows, stride, dim, width) = (pass.n, pass.rows, self.input.stride, self.c.head_dim, self.c.width());
+        let n_head = self.c.n_head;
+        let [input, decays, gates, low, rates, out] = stack.rows(n, self.parts());
+        rows.linear_group(&self.input, x, input, stack);
+        let [beta_at, gate_at] = [self.input.part_starts[1], self.input.part_starts[2]];
         let projected = &*input;
-        match &m.f_up {
+        match &self.f_up {
             // the first part of `input`
-            Some(up) => rows.matrix(up, None, Floats { x: projected, stride }, decays, words),
+            Some(up) => rows.matrix(up, None, Floats { x: projected, stride }, decays, stack),
             None => rows
                 .each(decays, padded(width), &|r, to| to[..width].copy_from_slice(&projected[r * stride..][..width])),
         }
-        match &m.g_up {
+        match &self.g_up {
             Some(up) => {
                 let rank = up.k();
                 rows.each(low, rank, &|r, to| to.copy_from_slice(&projected[r * stride + gate_at..][..rank]));
-                rows.matrix(up, None, Floats { x: low, stride: rank }, gates, words);
+                rows.matrix(up, None, Floats { x: low, stride: rank }, gates, stack);
             }
             None => rows.each(gates, padded(width), &|r, to| {
                 to[..width].copy_from_slice(&projected[r * stride + gate_at..][..width]);
@@ -270,38 +259,39 @@ impl ForwardPass<'_, '_> {
         let decays = &*decays;
         rows.each(rates, width + n_head, &|r, to| {
             let (to_decays, to_rates) = to.split_at_mut(width);
-            let from = decays[r * padded(width)..].iter().zip(&m.dt);
+            let from = decays[r * padded(width)..].iter().zip(&self.dt);
             for (j, (to, (x, dt))) in to_decays.iter_mut().zip(from).enumerate() {
-                *to = m.c.decay(x + dt, m.a[j / dim]);
+                *to = self.c.decay(x + dt, self.a[j / dim]);
             }
             let from = &projected[r * stride + beta_at..][..n_head];
             to_rates.iter_mut().zip(from).for_each(|(to, x)| *to = sigmoid(*x));
         });
-        let mut state_at = self.model.config.layers[i].state_at;
-        for (weights, at) in m.convs.iter().zip(m.qkv_at) {
+        let mut state_at = at.state_at;
+        for (weights, at) in self.convs.iter().zip(self.qkv_at) {
             let conv = Conv { weights, bias: None, channels: width };
             let conv_rows = ConvRows { x: input, stride, at };
-            causal_conv(rows.cpu, rows.pool, conv, conv_rows, self.states, (states, state_at));
-            state_at += m.c.conv_state_len();
+            causal_conv(rows.cpu, rows.pool, conv, conv_rows, pass.states, (states, state_at));
+            state_at += self.c.conv_state_len();
         }
         let scale = 1.0 / sqrt(dim as f32);
         rows.each(input, stride, &|_, row| {
-            for (at, scale) in m.qkv_at.into_iter().zip([Some(scale), Some(1.0), None]) {
+            for (at, scale) in self.qkv_at.into_iter().zip([Some(scale), Some(1.0), None]) {
                 let part = &mut row[at..at + width];
                 activate(rows.cpu, Activation::Silu, part);
                 if let Some(scale) = scale {
-                    part.chunks_exact_mut(dim).for_each(|head| l2_norm_with_eps(rows.cpu, head, m.c.unit_eps, scale));
+                    part.chunks_exact_mut(dim)
+                        .for_each(|head| l2_norm_with_eps(rows.cpu, head, self.c.unit_eps, scale));
                 }
             }
         });
-        let delta_rows = DeltaRows { x: input, stride, at: m.qkv_at, gates: rates, n_decay: width };
-        delta_rule((rows.cpu, rows.pool), m.c.heads(), delta_rows, out, self.states, (states, state_at));
+        let delta_rows = DeltaRows { x: input, stride, at: self.qkv_at, gates: rates, n_decay: width };
+        delta_rule((rows.cpu, rows.pool), self.c.heads(), delta_rows, out, pass.states, (states, state_at));
         rows.each(gates, padded(width), &|_, row| activate(rows.cpu, Activation::Sigmoid, &mut row[..width]));
         rows.each(out, width, &|r, out| {
-            rows.norm_heads(&m.norm, out);
+            rows.norm_heads(&self.norm, out);
             multiply(rows.cpu, out, &gates[r * padded(width)..][..width]);
         });
-        self.trace_stage(Stage::AttnOut, Some(i), &mut columns(out, width, 0, width));
-        rows.linear(&m.output, out, y, words);
+        pass.trace_stage(Stage::AttnOut, Some(at.index), &mut columns(out, width, 0, width));
+        rows.linear(&self.output, out, y, stack);
     }
 }

@@ -31,6 +31,9 @@ impl MixerKind {
     }
 }
 
+/// Longest convolution.
+pub(super) const MAX_CONV: u32 = 64;
+
 /// What the tensors of a file tell about a layer.
 #[derive(Clone, Copy)]
 pub(crate) struct LayerKind {

@@ -5,7 +5,6 @@
 //! y = W_o (norm(linear_attention(q, k, v, decay)) * sigmoid(z))
 //! ```
 
-use alloc::format;
 use alloc::vec::Vec;
 
 use crate::error::LoadError;
@@ -15,21 +14,19 @@ use crate::kernels::recurrent::StateMemory;
 use crate::kernels::recurrent::linear_attention::{LinearHeads, LinearRows, linear_attention};
 use crate::kernels::recurrent::scan::Operand;
 use crate::math::{exp, pow};
-use crate::model::config::Config;
-use crate::model::forward::Stage;
-use crate::model::keys::Keys;
-use crate::model::keys::MAX_WIDTH;
-use crate::model::loader::LoadedTensors;
-use crate::model::mixers::RecurrentConfig;
-use crate::model::residual::orders::{ForwardPass, SubLayerRows};
-use crate::model::roles::{Layout, Part, TensorRow, matrix, vector};
+use crate::model::keys::{Keys, MAX_WIDTH};
+use crate::model::linear::{Linear, LinearGroup, Norm};
+use crate::model::memory::{Size, Stack};
+use crate::model::pass::{LayerAt, Pass, Stage, SubLayerRows};
 use crate::model::rows::columns;
-use crate::model::scratch::StepScratch;
-use crate::model::weights::{Linear, LinearGroup, Norm, linear, required_norm};
+use crate::model::tensors::{Declared, LinearName, Loaded, Name, NormName, matrix, vector};
 
+const NORM: NormName = NormName("attn_norm_2");
+const QKV: LinearName = LinearName("attn_qkv");
+const GATE: LinearName = LinearName("attn_gate");
+const OUTPUT: LinearName = LinearName("attn_output");
 /// Tensors that only layers with lightning attention have together.
-pub(crate) const MARKERS: [&str; 2] = [NORM, "attn_gate.weight"];
-const NORM: &str = "attn_norm_2.weight";
+pub(crate) const MARKERS: [Name; 2] = [NORM.weight(), GATE.weight()];
 
 /// Sizes of lightning attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,25 +67,20 @@ impl LightningConfig {
     }
 }
 
-fn config(c: &Config) -> Option<&LightningConfig> {
-    match &c.recurrent {
-        Some(RecurrentConfig::Lightning(c)) => Some(c),
-        _ => None,
+impl LightningConfig {
+    /// Declares the tensors of a layer of a model of width `d`.
+    pub(crate) fn tensors(&self, t: &mut Declared<'_>, d: usize) {
+        let width = self.width();
+        t.required(NORM.weight(), vector(width));
+        t.required(QKV.weight(), matrix(3 * width, d));
+        t.required(GATE.weight(), matrix(width, d));
+        t.required(OUTPUT.weight(), matrix(d, width));
+        t.optional(OUTPUT.bias(), vector(d));
     }
 }
 
-const REQUIRED: &[Layout] = &[(Part::Recurrent, 0)];
-
-/// The tensors of a layer.
-pub(crate) const TENSORS: &[TensorRow] = &[
-    TensorRow::new(NORM, |c, _| vector(config(c)?.width())).of(REQUIRED),
-    TensorRow::new("attn_qkv.weight", |c, _| matrix(3 * config(c)?.width(), c.n_embd)).of(REQUIRED),
-    TensorRow::new("attn_gate.weight", |c, _| matrix(config(c)?.width(), c.n_embd)).of(REQUIRED),
-    TensorRow::new("attn_output.weight", |c, _| matrix(c.n_embd, config(c)?.width())).of(REQUIRED),
-];
-
 /// Weights of lightning attention.
-pub struct Lightning {
+pub(crate) struct Lightning {
     c: LightningConfig,
     /// Queries, keys and values of each head in turn; gates.
     input: LinearGroup,
@@ -100,15 +92,14 @@ pub struct Lightning {
 }
 
 impl Lightning {
-    pub(crate) fn load(c: &LightningConfig, tensors: &mut LoadedTensors, i: usize) -> Result<Lightning, LoadError> {
-        let name = |part: &str| format!("blk.{i}.{part}");
-        let (qkv, gate) = (linear(tensors, &name("attn_qkv"))?, linear(tensors, &name("attn_gate"))?);
+    pub(crate) fn load(c: &LightningConfig, layer: usize, t: &mut Loaded<'_>) -> Result<Lightning, LoadError> {
+        let (qkv, gate) = (t.linear(QKV)?, t.linear(GATE)?);
         Ok(Lightning {
             c: *c,
             input: LinearGroup::separate([qkv, gate].into()),
-            decays: c.decays(i),
-            norm: required_norm(tensors, &name("attn_norm_2"))?,
-            output: linear(tensors, &name("attn_output"))?,
+            decays: c.decays(layer),
+            norm: t.required_norm(NORM)?,
+            output: t.linear(OUTPUT)?,
         })
     }
 
@@ -116,25 +107,30 @@ impl Lightning {
         self.input.matrices().chain([&self.output.w]).collect()
     }
 
-    pub(crate) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
-        (self.input.matrices().collect(), self.input.stride + self.c.width(), self.c.width())
+    /// Floats of a row: inputs, output.
+    fn parts(&self) -> [usize; 2] {
+        [self.input.stride, self.c.width()]
+    }
+
+    /// Temporaries of `n` rows.
+    pub(crate) fn size(&self, n: usize) -> Size {
+        Size::rows(n, self.parts()).and(self.input.size(n).or(self.output.size(n)))
     }
 }
 
-impl ForwardPass<'_, '_> {
-    pub(crate) fn lightning(
-        &mut self,
-        i: usize,
-        m: &Lightning,
+impl Lightning {
+    pub(crate) fn run(
+        &self,
+        pass: &mut Pass<'_, '_>,
+        at: LayerAt,
         SubLayerRows { x, y }: SubLayerRows<'_>,
         states: &mut StateMemory,
-        StepScratch { wide, words, .. }: &mut StepScratch,
+        stack: &mut Stack<'_>,
     ) {
-        let (n, rows, stride, dim, width) = (self.n, self.rows, m.input.stride, m.c.head_dim, m.c.width());
-        let (input, out) = wide.split_at_mut(n * stride);
-        let out = &mut out[..n * width];
-        rows.linear_group(&m.input, x, input, words);
-        let gate_at = m.input.part_starts[1];
+        let (n, rows, stride, dim, width) = (pass.n, pass.rows, self.input.stride, self.c.head_dim, self.c.width());
+        let [input, out] = stack.rows(n, self.parts());
+        rows.linear_group(&self.input, x, input, stack);
+        let gate_at = self.input.part_starts[1];
         rows.each(input, stride, &|_, row| {
             activate(rows.cpu, Activation::Silu, &mut row[..3 * width]);
             activate(rows.cpu, Activation::Sigmoid, &mut row[gate_at..gate_at + width]);
@@ -144,14 +140,14 @@ impl ForwardPass<'_, '_> {
             q: operand(0),
             k: operand(dim),
             v: operand(2 * dim),
-            decay: Operand { x: &m.decays, stride: 0, at: 0 },
+            decay: Operand { x: &self.decays, stride: 0, at: 0 },
             bonus: None,
         };
-        let state_at = self.model.config.layers[i].state_at;
-        linear_attention((rows.cpu, rows.pool), m.c.heads(), linear_rows, out, self.states, (states, state_at));
-        rows.norm_each(&m.norm, out);
+        let state_at = at.state_at;
+        linear_attention((rows.cpu, rows.pool), self.c.heads(), linear_rows, out, pass.states, (states, state_at));
+        rows.norm_each(&self.norm, out);
         rows.each(out, width, &|r, out| multiply(rows.cpu, out, &input[r * stride + gate_at..][..width]));
-        self.trace_stage(Stage::AttnOut, Some(i), &mut columns(out, width, 0, width));
-        rows.linear(&m.output, out, y, words);
+        pass.trace_stage(Stage::AttnOut, Some(at.index), &mut columns(out, width, 0, width));
+        rows.linear(&self.output, out, y, stack);
     }
 }

@@ -7,13 +7,12 @@ use crate::error::LoadError;
 use crate::kernels::act::Floats;
 use crate::kernels::matmul::{MatmulJob, products};
 use crate::kernels::panel::Matrix;
-use crate::model::config::Config;
-use crate::model::loader::LoadedTensors;
-use crate::model::roles::{Role, Scope, matrix, tensor_error};
+use crate::model::memory::{Size, Stack};
 use crate::model::rows::{PackedColumns, RowOps};
+use crate::model::tensors::{Declared, Loaded, Name, matrix};
 
 /// The product of two matrices with few elements between them, perhaps with an activation there.
-pub struct LowRank {
+pub(super) struct LowRank {
     /// (rank, k)
     pub down: Matrix,
     /// (rows, rank)
@@ -22,13 +21,27 @@ pub struct LowRank {
 
 impl LowRank {
     /// Takes the tensors of these names.
-    pub(crate) fn load(tensors: &mut LoadedTensors, down: &str, up: &str) -> Result<LowRank, LoadError> {
-        let low_rank = LowRank { down: tensors.matrix(down)?, up: tensors.matrix(up)? };
+    pub(crate) fn load(t: &mut Loaded<'_>, [down, up]: [Name; 2]) -> Result<LowRank, LoadError> {
+        let low_rank = LowRank { down: t.matrix(down)?, up: t.matrix(up)? };
         let (rank, k, rows) = (low_rank.down.rows(), low_rank.up.k(), low_rank.up.rows());
         if rank != k {
-            return Err(tensor_error(up, &format!("shape [{k}, {rows}]"), &format!("shape [{rank}, {rows}]")));
+            return Err(t.error(up, &format!("shape [{k}, {rows}]"), &format!("shape [{rank}, {rows}]")));
         }
         Ok(low_rank)
+    }
+
+    /// Declares the tensors of these names, in a model of width `d`.
+    pub(crate) fn tensors(t: &mut Declared<'_>, names: [Name; 2], is_required: bool, d: usize) {
+        let [down, up] = names;
+        let down_shape = move |dims: &[u64; 4]| matrix(rank(dims[1], d), d);
+        let up_shape = move |dims: &[u64; 4]| matrix(d, rank(dims[0], d));
+        if is_required {
+            t.required_by(down, down_shape);
+            t.required_by(up, up_shape);
+        } else {
+            t.optional_by(down, down_shape);
+            t.optional_by(up, up_shape);
+        }
     }
 
     pub(crate) fn matrices(&self) -> [&Matrix; 2] {
@@ -37,18 +50,8 @@ impl LowRank {
 }
 
 /// A rank that only the tensor itself states, at most the width of the model.
-pub(crate) fn rank(c: &Config, dim: u64) -> usize {
-    dim.min(c.n_embd as u64) as usize
-}
-
-/// The role of the first matrix of low rank (rank, n_embd).
-pub(crate) fn down(c: &Scope<'_>, dims: &[u64; 4]) -> Option<Role> {
-    matrix(rank(c, dims[1]), c.n_embd)
-}
-
-/// The role of the second matrix of low rank (n_embd, rank).
-pub(crate) fn up(c: &Scope<'_>, dims: &[u64; 4]) -> Option<Role> {
-    matrix(c.n_embd, rank(c, dims[0]))
+pub(crate) fn rank(dim: u64, d: usize) -> usize {
+    dim.min(d as u64) as usize
 }
 
 /// A product of one plane of rows into another.
@@ -56,6 +59,13 @@ pub(crate) struct PlaneProduct<'w> {
     pub(crate) w: &'w Matrix,
     pub(crate) from: usize,
     pub(crate) to: usize,
+}
+
+impl PlaneProduct<'_> {
+    /// Temporaries of products of `n` rows.
+    pub(crate) fn size(all: &[PlaneProduct<'_>], n: usize) -> Size {
+        all.iter().fold(Size::NONE, |size, p| size.and(Size::packed(n, 1, p.w.k())))
+    }
 }
 
 impl RowOps<'_> {
@@ -66,9 +76,10 @@ impl RowOps<'_> {
         n: usize,
         (x, x_stride): (&[f32], usize),
         (out, out_stride): (&mut [f32], usize),
-        words: &mut [u32],
+        stack: &mut Stack<'_>,
     ) {
-        let mut packed = PackedColumns::new(words);
+        let mut stack = stack.scope();
+        let mut packed = PackedColumns::new(stack.words(PlaneProduct::size(all, n).words));
         let job = |p: &PlaneProduct<'_>| {
             let x = Floats { x: &x[p.from * n * x_stride..][..n * x_stride], stride: x_stride };
             (p.to * n, packed.of(self, p.w, x, p.from))

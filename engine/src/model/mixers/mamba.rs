@@ -12,6 +12,7 @@
 use alloc::format;
 use alloc::vec::Vec;
 
+use super::kind::MAX_CONV;
 use crate::error::LoadError;
 use crate::kernels::act::Floats;
 use crate::kernels::elementwise::{Activation, activate, gated};
@@ -19,17 +20,12 @@ use crate::kernels::panel::Matrix;
 use crate::kernels::recurrent::conv::{Conv, ConvRows, causal_conv};
 use crate::kernels::recurrent::scan::{Operand, ScanRows, ScanSize, selective_scan};
 use crate::kernels::recurrent::{StateMemory, softplus};
-use crate::model::config::Config;
-use crate::model::forward::Stage;
-use crate::model::keys::Keys;
-use crate::model::keys::MAX_WIDTH;
-use crate::model::loader::LoadedTensors;
-use crate::model::mixers::{MAX_CONV, RecurrentConfig};
-use crate::model::residual::orders::{ForwardPass, SubLayerRows};
-use crate::model::roles::{Layout, Part, Role, TensorRow, matrix, values, vector};
+use crate::model::keys::{Keys, MAX_WIDTH};
+use crate::model::linear::{Linear, LinearGroup, Norm, padded};
+use crate::model::memory::{Size, Stack};
+use crate::model::pass::{LayerAt, Pass, Stage, SubLayerRows};
 use crate::model::rows::columns;
-use crate::model::scratch::StepScratch;
-use crate::model::weights::{Linear, LinearGroup, Norm, linear, norm, padded, transposed};
+use crate::model::tensors::{Declared, LinearName, Loaded, Name, NormName, Shape, matrix, values, vector};
 
 /// Most values of the state of a channel.
 const MAX_STATE: u32 = 4096;
@@ -122,63 +118,52 @@ impl MambaConfig {
     }
 }
 
-fn config(c: &Config) -> Option<&MambaConfig> {
-    match &c.recurrent {
-        Some(RecurrentConfig::Mamba(c)) => Some(c),
-        _ => None,
+pub(crate) const STEPS: LinearName = LinearName("ssm_x");
+const STEP_HEADS: Name = Name::weight("ssm_dt");
+const INPUT: LinearName = LinearName("ssm_in");
+pub(crate) const CONV: LinearName = LinearName("ssm_conv1d");
+const DT: Name = Name::bias("ssm_dt");
+const A: Name = Name::whole("ssm_a");
+const D: Name = Name::whole("ssm_d");
+const NORM: NormName = NormName("ssm_norm");
+/// Norms of steps, B and C.
+const STEP_NORMS: [NormName; 3] = [NormName("ssm_dt_norm"), NormName("ssm_b_norm"), NormName("ssm_c_norm")];
+const OUTPUT: LinearName = LinearName("ssm_out");
+
+impl MambaConfig {
+    /// Declares the tensors of a layer of a model of width `d`.
+    pub(crate) fn tensors(&self, t: &mut Declared<'_>, d: usize) {
+        let (channels, n_head, n_state) = (self.size.channels, self.n_head(), self.size.n_state);
+        if let Some(rank) = self.step_rank {
+            t.required(STEPS.weight(), matrix(rank + 2 * n_state, channels));
+            t.required(STEP_HEADS, matrix(n_head, rank));
+            for (norm, width) in STEP_NORMS.into_iter().zip([rank, n_state, n_state]) {
+                t.optional(norm.weight(), vector(width));
+                // the names in files of PLaMo 2
+                t.optional(norm.bare(), vector(width));
+            }
+        }
+        t.required(INPUT.weight(), matrix(self.input_width(), d));
+        t.required(CONV.weight(), values(self.conv, self.conv_channels()));
+        t.optional(CONV.bias(), vector(self.conv_channels()));
+        t.required(DT, vector(n_head));
+        t.required(
+            A,
+            match self.step_rank {
+                Some(_) if self.by_heads => vector(n_head),
+                Some(_) => values(n_state, channels),
+                None => values(1, n_head),
+            },
+        );
+        t.required(D, if self.step_rank.is_some() { vector(n_head) } else { values(1, n_head) });
+        let per_group = self.size.per_group;
+        t.optional(NORM.weight(), Shape::HeadNorm { n_head: channels / per_group, head_dim: per_group });
+        t.required(OUTPUT.weight(), matrix(d, channels));
     }
 }
 
-/// A tensor of Mamba only, whose shape follows from the rank of the steps.
-fn of_rank(c: &Config, role: impl Fn(&MambaConfig, usize) -> Option<Role>) -> Option<Role> {
-    let m = config(c)?;
-    role(m, m.step_rank?)
-}
-
-const MAMBA: usize = 0;
-const MAMBA2: usize = 1;
-const OF_MAMBA: &[Layout] = &[(Part::Recurrent, MAMBA)];
-const OF_BOTH: &[Layout] = &[(Part::Recurrent, MAMBA), (Part::Recurrent, MAMBA2)];
-
-/// The tensors of a layer.
-pub(crate) const TENSORS: &[TensorRow] = &[
-    TensorRow::new("ssm_x.weight", |c, _| of_rank(c, |m, rank| matrix(rank + 2 * m.size.n_state, m.size.channels)))
-        .of(OF_MAMBA),
-    TensorRow::new("ssm_dt.weight", |c, _| of_rank(c, |m, rank| matrix(m.n_head(), rank))).of(OF_MAMBA),
-    TensorRow::new("ssm_in.weight", |c, _| matrix(config(c)?.input_width(), c.n_embd)).of(OF_BOTH),
-    TensorRow::new("ssm_conv1d.weight", |c, _| values(config(c)?.conv, config(c)?.conv_channels())).of(OF_BOTH),
-    TensorRow::new("ssm_conv1d.bias", |c, _| vector(config(c)?.conv_channels())),
-    TensorRow::new("ssm_dt.bias", |c, _| vector(config(c)?.n_head())).of(OF_BOTH),
-    TensorRow::new("ssm_a", |c, _| {
-        let m = config(c)?;
-        match m.step_rank {
-            Some(_) if m.by_heads => vector(m.n_head()),
-            Some(_) => values(m.size.n_state, m.size.channels),
-            None => values(1, m.n_head()),
-        }
-    })
-    .of(OF_BOTH),
-    TensorRow::new("ssm_d", |c, _| {
-        let m = config(c)?;
-        if m.step_rank.is_some() { vector(m.n_head()) } else { values(1, m.n_head()) }
-    })
-    .of(OF_BOTH),
-    TensorRow::new("ssm_norm.weight", |c, _| {
-        let size = config(c)?.size;
-        Some(Role::HeadNorm { n_head: size.channels / size.per_group, head_dim: size.per_group })
-    }),
-    TensorRow::new("ssm_dt_norm.weight", |c, _| of_rank(c, |_, rank| vector(rank))),
-    TensorRow::new("ssm_b_norm.weight", |c, _| of_rank(c, |m, _| vector(m.size.n_state))),
-    TensorRow::new("ssm_c_norm.weight", |c, _| of_rank(c, |m, _| vector(m.size.n_state))),
-    // the names in files of PLaMo 2
-    TensorRow::new("ssm_dt_norm", |c, _| of_rank(c, |_, rank| vector(rank))),
-    TensorRow::new("ssm_b_norm", |c, _| of_rank(c, |m, _| vector(m.size.n_state))),
-    TensorRow::new("ssm_c_norm", |c, _| of_rank(c, |m, _| vector(m.size.n_state))),
-    TensorRow::new("ssm_out.weight", |c, _| matrix(c.n_embd, config(c)?.size.channels)).of(OF_BOTH),
-];
-
 /// Weights of a Mamba or Mamba 2 mixer.
-pub struct Mamba {
+pub(crate) struct Mamba {
     c: MambaConfig,
     input: LinearGroup,
     /// (K, channels of the convolution)
@@ -208,39 +193,33 @@ struct StepWeights {
 }
 
 impl StepWeights {
-    fn load(c: &MambaConfig, rank: usize, tensors: &mut LoadedTensors, i: usize) -> Result<StepWeights, LoadError> {
-        let name = |part: &str| format!("blk.{i}.{part}");
+    fn load(c: &MambaConfig, rank: usize, t: &mut Loaded<'_>) -> Result<StepWeights, LoadError> {
         let mut norms = [None, None, None];
-        let parts = [("ssm_dt_norm", rank), ("ssm_b_norm", c.size.n_state), ("ssm_c_norm", c.size.n_state)];
-        for (to, (part, width)) in norms.iter_mut().zip(parts) {
-            *to = norm(tensors, &name(part))?.or_else(|| c.plain_norms.then(|| Norm::plain(width)));
+        let widths = [rank, c.size.n_state, c.size.n_state];
+        for (to, (name, width)) in norms.iter_mut().zip(STEP_NORMS.into_iter().zip(widths)) {
+            *to = t.norm(name)?.or_else(|| c.plain_norms.then(|| Norm::plain(width)));
         }
-        Ok(StepWeights { x: linear(tensors, &name("ssm_x"))?, dt: tensors.matrix(&name("ssm_dt.weight"))?, norms })
+        Ok(StepWeights { x: t.linear(STEPS)?, dt: t.matrix(STEP_HEADS)?, norms })
     }
 }
 
 impl Mamba {
-    pub(crate) fn load(c: &MambaConfig, tensors: &mut LoadedTensors, i: usize) -> Result<Mamba, LoadError> {
-        let name = |part: &str| format!("blk.{i}.{part}");
+    pub(crate) fn load(c: &MambaConfig, t: &mut Loaded<'_>) -> Result<Mamba, LoadError> {
         let steps = match c.step_rank {
-            Some(rank) => Some(StepWeights::load(c, rank, tensors, i)?),
+            Some(rank) => Some(StepWeights::load(c, rank, t)?),
             None => None,
         };
         Ok(Mamba {
             c: *c,
-            input: LinearGroup::separate([linear(tensors, &name("ssm_in"))?].into()),
-            conv: transposed(tensors, &name("ssm_conv1d.weight"))?,
-            conv_bias: tensors.optional(&name("ssm_conv1d.bias")),
+            input: LinearGroup::separate([t.linear(INPUT)?].into()),
+            conv: t.transposed(CONV.weight())?,
+            conv_bias: t.optional(CONV.bias()),
             steps,
-            dt: tensors.required(&name("ssm_dt.bias"))?,
-            a: if c.size.per_head > 1 {
-                tensors.required(&name("ssm_a"))?
-            } else {
-                transposed(tensors, &name("ssm_a"))?
-            },
-            d: tensors.required(&name("ssm_d"))?,
-            norm: norm(tensors, &name("ssm_norm"))?,
-            output: linear(tensors, &name("ssm_out"))?,
+            dt: t.required(DT)?,
+            a: if c.size.per_head > 1 { t.required(A)? } else { t.transposed(A)? },
+            d: t.required(D)?,
+            norm: t.norm(NORM)?,
+            output: t.linear(OUTPUT)?,
         })
     }
 
@@ -249,51 +228,56 @@ impl Mamba {
         self.input.matrices().chain(steps).chain([&self.output.w]).collect()
     }
 
-    pub(crate) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
-        let channels = self.c.size.channels;
-        let steps = match &self.steps {
-            Some(s) => padded(s.x.w.rows()) + padded(self.c.n_head()),
-            None => self.c.n_head(),
+    /// Floats of a row: inputs; steps, B and C of Mamba; steps of the heads; output.
+    fn parts(&self) -> [usize; 4] {
+        let [low, steps] = match &self.steps {
+            Some(s) => [padded(s.x.w.rows()), padded(self.c.n_head())],
+            None => [0, self.c.n_head()],
         };
-        (self.input.matrices().collect(), self.input.stride + steps + channels, channels)
+        [self.input.stride, low, steps, self.c.size.channels]
+    }
+
+    /// Temporaries of `n` rows.
+    pub(crate) fn size(&self, n: usize) -> Size {
+        let steps = self.steps.as_ref().map(|s| s.x.size(n).or(Size::packed(n, 1, s.dt.k())));
+        let products = self.input.size(n).or(self.output.size(n)).or(steps.unwrap_or_default());
+        Size::rows(n, self.parts()).and(products)
     }
 }
 
-impl ForwardPass<'_, '_> {
-    pub(crate) fn mamba(
-        &mut self,
-        i: usize,
-        m: &Mamba,
+impl Mamba {
+    pub(crate) fn run(
+        &self,
+        pass: &mut Pass<'_, '_>,
+        at: LayerAt,
         SubLayerRows { x, y }: SubLayerRows<'_>,
         states: &mut StateMemory,
-        StepScratch { wide, words, .. }: &mut StepScratch,
+        stack: &mut Stack<'_>,
     ) {
-        let (n, rows, size, stride) = (self.n, self.rows, m.c.size, m.input.stride);
-        let (channels, conv_channels) = (size.channels, m.c.conv_channels());
+        let (n, rows, size, stride) = (pass.n, pass.rows, self.c.size, self.input.stride);
+        let (channels, conv_channels) = (size.channels, self.c.conv_channels());
         // in Mamba x comes first, then z; in Mamba 2 z comes first
-        let (x_at, z_at) = if m.steps.is_some() { (0, channels) } else { (channels, 0) };
-        let (input, rest) = wide.split_at_mut(n * stride);
-        rows.linear_group(&m.input, x, input, words);
-        if m.c.by_heads {
-            self.split_heads(m, input, &mut rest[..n * channels]);
+        let (x_at, z_at) = if self.steps.is_some() { (0, channels) } else { (channels, 0) };
+        let [input, low, dt, out] = stack.rows(n, self.parts());
+        rows.linear_group(&self.input, x, input, stack);
+        if self.c.by_heads {
+            self.split_heads(pass, input, out);
         }
-        let state_at = self.model.config.layers[i].state_at;
-        let conv = Conv { weights: &m.conv, bias: m.conv_bias.as_deref(), channels: conv_channels };
+        let state_at = at.state_at;
+        let conv = Conv { weights: &self.conv, bias: self.conv_bias.as_deref(), channels: conv_channels };
         let conv_rows = ConvRows { x: input, stride, at: x_at };
-        causal_conv(rows.cpu, rows.pool, conv, conv_rows, self.states, (states, state_at));
+        causal_conv(rows.cpu, rows.pool, conv, conv_rows, pass.states, (states, state_at));
         rows.each(input, stride, &|_, row| {
             activate(rows.cpu, Activation::Silu, &mut row[x_at..x_at + conv_channels]);
         });
         let operand = |x, stride, at| Operand { x, stride, at };
-        let (scan_rows, out) = match &m.steps {
+        let scan_rows = match &self.steps {
             Some(s) => {
                 let (low_stride, rank) = (padded(s.x.w.rows()), s.dt.k());
-                let (low, rest) = rest.split_at_mut(n * low_stride);
-                let dt_stride = padded(m.c.n_head());
-                let (dt, out) = rest.split_at_mut(n * dt_stride);
-                rows.matrix(&s.x.w, s.x.bias.as_deref(), Floats { x: input, stride }, low, words);
+                let dt_stride = padded(self.c.n_head());
+                rows.matrix(&s.x.w, s.x.bias.as_deref(), Floats { x: input, stride }, low, stack);
                 rows.each(low, low_stride, &|_, row| {
-                    if m.c.by_heads {
+                    if self.c.by_heads {
                         row[..rank + 2 * size.n_state].rotate_right(rank);
                     }
                     let (steps, shared) = row.split_at_mut(rank);
@@ -302,73 +286,69 @@ impl ForwardPass<'_, '_> {
                         norm.iter().for_each(|norm| rows.norm_heads(norm, part));
                     }
                 });
-                rows.matrix(&s.dt, None, Floats { x: low, stride: low_stride }, dt, words);
+                rows.matrix(&s.dt, None, Floats { x: low, stride: low_stride }, dt, stack);
                 rows.each(dt, dt_stride, &|_, row| {
-                    row.iter_mut().zip(&m.dt).for_each(|(t, bias)| *t = softplus(*t + bias));
+                    row.iter_mut().zip(&self.dt).for_each(|(t, bias)| *t = softplus(*t + bias));
                 });
-                let scan_rows = ScanRows {
+                ScanRows {
                     x: operand(input, stride, x_at),
                     b: operand(low, low_stride, rank),
                     c: operand(low, low_stride, rank + size.n_state),
                     dt: operand(dt, dt_stride, 0),
-                    a: &m.a,
-                };
-                (scan_rows, out)
+                    a: &self.a,
+                }
             }
             None => {
-                let (n_head, b_at) = (m.c.n_head(), x_at + channels);
-                let (dt, out) = rest.split_at_mut(n * n_head);
+                let (n_head, b_at) = (self.c.n_head(), x_at + channels);
                 let projected = &*input;
                 rows.each(dt, n_head, &|r, row| {
                     let from = &projected[r * stride + x_at + conv_channels..][..n_head];
-                    for ((to, t), bias) in row.iter_mut().zip(from).zip(&m.dt) {
+                    for ((to, t), bias) in row.iter_mut().zip(from).zip(&self.dt) {
                         *to = softplus(t + bias);
                     }
                 });
-                let scan_rows = ScanRows {
+                ScanRows {
                     x: operand(input, stride, x_at),
                     b: operand(input, stride, b_at),
-                    c: operand(input, stride, b_at + m.c.group_width()),
+                    c: operand(input, stride, b_at + self.c.group_width()),
                     dt: operand(dt, n_head, 0),
-                    a: &m.a,
-                };
-                (scan_rows, out)
+                    a: &self.a,
+                }
             }
         };
-        let out = &mut out[..n * channels];
-        let scan_state = (states, state_at + m.c.conv_state_len());
-        selective_scan((rows.cpu, rows.pool), size, scan_rows, out, self.states, scan_state);
+        let scan_state = (states, state_at + self.c.conv_state_len());
+        selective_scan((rows.cpu, rows.pool), size, scan_rows, out, pass.states, scan_state);
         let scanned = &*out;
         rows.each(input, stride, &|r, row| {
             let out = &scanned[r * channels..][..channels];
             let x: &mut [f32] = &mut row[x_at..x_at + channels];
-            for ((x, out), d) in x.iter_mut().zip(out).zip(m.d.iter().flat_map(|d| repeat(d, size.per_head))) {
+            for ((x, out), d) in x.iter_mut().zip(out).zip(self.d.iter().flat_map(|d| repeat(d, size.per_head))) {
                 *x = out + *x * d;
             }
             let (first, second) = row.split_at_mut(channels);
             let (x, z) = if x_at == 0 { (first, &mut second[..channels]) } else { (&mut second[..channels], first) };
             gated(rows.cpu, Activation::Silu, z, x);
-            m.norm.iter().for_each(|norm| rows.norm_heads(norm, z));
+            self.norm.iter().for_each(|norm| rows.norm_heads(norm, z));
         });
         let gated = &*input;
         rows.each(out, channels, &|r, out| out.copy_from_slice(&gated[r * stride + z_at..][..channels]));
-        self.trace_stage(Stage::AttnOut, Some(i), &mut columns(out, channels, 0, channels));
-        rows.linear(&m.output, out, y, words);
+        pass.trace_stage(Stage::AttnOut, Some(at.index), &mut columns(out, channels, 0, channels));
+        rows.linear(&self.output, out, y, stack);
     }
 }
 
-impl ForwardPass<'_, '_> {
+impl Mamba {
     /// Moves z and x, which the rows have head by head, to x, then z; `z` is memory for (rows, channels).
-    fn split_heads(&self, m: &Mamba, input: &mut [f32], z: &mut [f32]) {
-        let (channels, width, stride) = (m.c.size.channels, m.c.size.per_head, m.input.stride);
+    fn split_heads(&self, pass: &Pass<'_, '_>, input: &mut [f32], z: &mut [f32]) {
+        let (channels, width, stride) = (self.c.size.channels, self.c.size.per_head, self.input.stride);
         let projected = &*input;
-        self.rows.each(z, channels, &|r, z| {
+        pass.rows.each(z, channels, &|r, z| {
             for (z, head) in z.chunks_exact_mut(width).zip(projected[r * stride..].chunks_exact(2 * width)) {
                 z.copy_from_slice(&head[..width]);
             }
         });
         let z = &*z;
-        self.rows.each(input, stride, &|r, row| {
+        pass.rows.each(input, stride, &|r, row| {
             for head in 0..channels / width {
                 row.copy_within((2 * head + 1) * width..(2 * head + 2) * width, head * width);
             }

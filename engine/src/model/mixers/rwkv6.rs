@@ -11,6 +11,8 @@
 use alloc::format;
 use alloc::vec::Vec;
 
+use super::low_rank::{LowRank, PlaneProduct, rank};
+use super::rwkv::{HeadNorm, NORM, RwkvConfig, mix};
 use crate::error::LoadError;
 use crate::kernels::act::Floats;
 use crate::kernels::elementwise::{Activation, activate, multiply};
@@ -21,69 +23,60 @@ use crate::kernels::recurrent::linear_attention::{LinearHeads, LinearRows, linea
 use crate::kernels::recurrent::scan::Operand;
 use crate::kernels::recurrent::shift::token_shift;
 use crate::kernels::special::tanh;
-use crate::model::forward::Stage;
-use crate::model::loader::LoadedTensors;
-use crate::model::mixers::low_rank::{LowRank, PlaneProduct, down, rank, up};
-use crate::model::mixers::rwkv::{
-    CHANNEL_MIX, CHANNEL_MIX_KEY, HeadNorm, RwkvConfig, channel_key, channel_receptance, channel_value, channel_vector,
-    config, mix,
-};
-use crate::model::residual::orders::{ForwardPass, SubLayerRows};
-use crate::model::roles::{Layout, Part, Role, Scope, TensorRow, matrix, tensor_error, values, vector};
+use crate::model::linear::padded;
+use crate::model::memory::{Size, Stack};
+use crate::model::pass::{LayerAt, Pass, Stage, SubLayerRows};
 use crate::model::rows::columns;
-use crate::model::scratch::StepScratch;
-use crate::model::weights::{missing, padded};
+use crate::model::tensors::{Declared, Loaded, Name, Shape, matrix, values, vector};
 
 /// Inputs of the time mix: w, k, v, r, g.
 pub(crate) const PARTS: usize = 5;
 
-const FUSED: &[Layout] = &[(Part::Recurrent, 0)];
-const SEPARATE: &[Layout] = &[(Part::Recurrent, 1)];
-const BOTH: &[Layout] = &[(Part::Recurrent, 0), (Part::Recurrent, 1)];
-
-fn wide(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    vector(c.n_embd)
-}
-
-fn square(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    matrix(c.n_embd, c.n_embd)
-}
-
-/// The tensors of a layer.
-pub(crate) const TENSORS: &[TensorRow] = &[
-    TensorRow::new("time_mix_lerp_fused.weight", |c, _| values(c.n_embd, PARTS)).of(FUSED),
-    // in older files, one tensor per input
-    TensorRow::new("time_mix_lerp_w.weight", wide).of(SEPARATE),
-    TensorRow::new("time_mix_lerp_k.weight", wide).of(SEPARATE),
-    TensorRow::new("time_mix_lerp_v.weight", wide).of(SEPARATE),
-    TensorRow::new("time_mix_lerp_r.weight", wide).of(SEPARATE),
-    TensorRow::new("time_mix_lerp_g.weight", wide).of(SEPARATE),
-    TensorRow::new("time_mix_lerp_x.weight", wide).of(BOTH),
-    TensorRow::new("time_mix_w1.weight", |c, dims| matrix(PARTS * rank(c, dims[1] / PARTS as u64), c.n_embd)).of(BOTH),
-    TensorRow::new("time_mix_w2.weight", |c, dims| {
-        Some(Role::Matrices { n: PARTS, rows: c.n_embd, k: rank(c, dims[0]) })
-    })
-    .of(BOTH),
-    TensorRow::new("time_mix_first.weight", |c, _| values(config(c)?.head_dim, config(c)?.n_head())).of(BOTH),
-    TensorRow::new("time_mix_decay.weight", wide).of(BOTH),
-    TensorRow::new("time_mix_decay_w1.weight", down).of(BOTH),
-    TensorRow::new("time_mix_decay_w2.weight", up).of(BOTH),
-    TensorRow::new("time_mix_key.weight", square).of(BOTH),
-    TensorRow::new("time_mix_value.weight", square).of(BOTH),
-    TensorRow::new("time_mix_receptance.weight", square).of(BOTH),
-    TensorRow::new("time_mix_gate.weight", square).of(BOTH),
-    TensorRow::new("time_mix_ln.weight", wide).of(BOTH),
-    TensorRow::new("time_mix_ln.bias", wide).of(BOTH),
-    TensorRow::new("time_mix_output.weight", square).of(BOTH),
-    TensorRow::new("channel_mix_lerp_k.weight", channel_vector).of(CHANNEL_MIX),
-    TensorRow::new("channel_mix_lerp_r.weight", channel_vector).of(CHANNEL_MIX),
-    TensorRow::new(CHANNEL_MIX_KEY, channel_key).of(CHANNEL_MIX),
-    TensorRow::new("channel_mix_value.weight", channel_value).of(CHANNEL_MIX),
-    TensorRow::new("channel_mix_receptance.weight", channel_receptance).of(CHANNEL_MIX),
+const LERPS: Name = Name::weight("time_mix_lerp_fused");
+/// In older files, one tensor per input.
+const SEPARATE_LERPS: [Name; PARTS] = [
+    Name::weight("time_mix_lerp_w"),
+    Name::weight("time_mix_lerp_k"),
+    Name::weight("time_mix_lerp_v"),
+    Name::weight("time_mix_lerp_r"),
+    Name::weight("time_mix_lerp_g"),
 ];
+const LERP_X: Name = Name::weight("time_mix_lerp_x");
+const MIX_DOWN: Name = Name::weight("time_mix_w1");
+const MIX_UP: Name = Name::weight("time_mix_w2");
+/// A tensor that RWKV 7 has not.
+pub(crate) const FIRST: Name = Name::weight("time_mix_first");
+const DECAY: Name = Name::weight("time_mix_decay");
+const DECAY_WEIGHTS: [Name; 2] = [Name::weight("time_mix_decay_w1"), Name::weight("time_mix_decay_w2")];
+/// k, v, r and g.
+const INPUTS: [Name; 4] = [
+    Name::weight("time_mix_key"),
+    Name::weight("time_mix_value"),
+    Name::weight("time_mix_receptance"),
+    Name::weight("time_mix_gate"),
+];
+const OUTPUT: Name = Name::weight("time_mix_output");
+
+/// Declares the tensors of a layer of a model of width `d`.
+pub(crate) fn tensors(c: &RwkvConfig, t: &mut Declared<'_>, d: usize) {
+    if t.has(LERPS) {
+        t.required(LERPS, values(d, PARTS));
+    } else {
+        SEPARATE_LERPS.into_iter().for_each(|lerp| t.required(lerp, vector(d)));
+    }
+    t.required(LERP_X, vector(d));
+    t.required_by(MIX_DOWN, move |dims| matrix(PARTS * rank(dims[1] / PARTS as u64, d), d));
+    t.required_by(MIX_UP, move |dims| Shape::Matrices { n: PARTS, rows: d, k: rank(dims[0], d) });
+    t.required(FIRST, values(c.head_dim, c.n_head()));
+    t.required(DECAY, vector(d));
+    LowRank::tensors(t, DECAY_WEIGHTS, true, d);
+    INPUTS.into_iter().for_each(|input| t.required(input, matrix(d, d)));
+    HeadNorm::tensors(t, true, d);
+    t.required(OUTPUT, matrix(d, d));
+}
 
 /// Weights of a time mix.
-pub struct Rwkv6 {
+pub(crate) struct Rwkv6 {
     c: RwkvConfig,
     /// Share of the token before in the input of `mix_down` (n_embd).
     lerp_x: Vec<f32>,
@@ -105,37 +98,36 @@ pub struct Rwkv6 {
 }
 
 impl Rwkv6 {
-    pub(crate) fn load(c: &RwkvConfig, tensors: &mut LoadedTensors, i: usize) -> Result<Rwkv6, LoadError> {
-        let name = |part: &str| format!("blk.{i}.time_mix_{part}.weight");
-        let lerp = match tensors.optional(&name("lerp_fused")) {
+    pub(crate) fn load(c: &RwkvConfig, t: &mut Loaded<'_>) -> Result<Rwkv6, LoadError> {
+        let lerp = match t.optional(LERPS) {
             Some(all) => all,
             None => {
                 let mut all = Vec::new();
-                for part in ["lerp_w", "lerp_k", "lerp_v", "lerp_r", "lerp_g"] {
-                    all.extend(tensors.required(&name(part))?);
+                for part in SEPARATE_LERPS {
+                    all.extend(t.required(part)?);
                 }
                 all
             }
         };
-        let mix_down = tensors.matrix(&name("w1"))?;
-        let mix_up = tensors.matrices(&name("w2")).unwrap_or_default();
+        let mix_down = t.matrix(MIX_DOWN)?;
+        let mix_up = t.matrices(MIX_UP).unwrap_or_default();
         if mix_up.len() != PARTS || mix_up.iter().any(|w| w.k() * PARTS != mix_down.rows()) {
             let found = format!("{} columns", mix_up.first().map_or(0, Matrix::k));
-            return Err(tensor_error(&name("w2"), &found, &format!("{} columns", mix_down.rows() / PARTS)));
+            return Err(t.error(MIX_UP, &found, &format!("{} columns", mix_down.rows() / PARTS)));
         }
-        let [key, value, receptance, gate] = ["key", "value", "receptance", "gate"].map(|p| tensors.matrix(&name(p)));
+        let [key, value, receptance, gate] = INPUTS.map(|input| t.matrix(input));
         Ok(Rwkv6 {
             c: *c,
-            lerp_x: tensors.required(&name("lerp_x"))?,
+            lerp_x: t.required(LERP_X)?,
             lerp,
             mix_down,
             mix_up,
-            first: tensors.required(&name("first"))?,
-            decay: tensors.required(&name("decay"))?,
-            decay_weights: LowRank::load(tensors, &name("decay_w1"), &name("decay_w2"))?,
+            first: t.required(FIRST)?,
+            decay: t.required(DECAY)?,
+            decay_weights: LowRank::load(t, DECAY_WEIGHTS)?,
             inputs: [key?, value?, receptance?, gate?],
-            norm: HeadNorm::load(tensors, i)?.ok_or_else(|| missing(&name("ln")))?,
-            output: tensors.matrix(&name("output"))?,
+            norm: HeadNorm::load(t)?.ok_or_else(|| t.missing(NORM.weight()))?,
+            output: t.matrix(OUTPUT)?,
         })
     }
 
@@ -144,58 +136,68 @@ impl Rwkv6 {
         first.chain([&self.mix_down, &self.output]).collect()
     }
 
-    pub(crate) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
+    /// Floats of a row: inputs of the tokens before, output, mixed inputs, what depends on the token, its parts, planes of the
+    /// products, decays.
+    fn parts(&self) -> [usize; 7] {
         let (d, low) = (self.c.width, self.mix_down.rows());
-        let wide = (PARTS + 2) * d + padded(low) + low + (PARTS + 1) * padded(d);
-        (self.matrices(), wide, d)
+        [d, d, PARTS * d, padded(low), low, PARTS * padded(d), padded(d)]
+    }
+
+    /// Products of what depends on the token.
+    fn mix_products(&self) -> Vec<PlaneProduct<'_>> {
+        self.mix_up.iter().enumerate().map(|(i, w)| PlaneProduct { w, from: i, to: i }).collect()
+    }
+
+    /// Products of the mixed inputs.
+    fn input_products(&self) -> Vec<PlaneProduct<'_>> {
+        let inputs = [&self.decay_weights.down].into_iter().chain(&self.inputs);
+        inputs.enumerate().map(|(i, w)| PlaneProduct { w, from: i, to: i }).collect()
+    }
+
+    /// Temporaries of `n` rows.
+    pub(crate) fn size(&self, n: usize) -> Size {
+        let planes = [self.mix_products(), self.input_products()].map(|all| PlaneProduct::size(&all, n));
+        let matrices = [&self.mix_down, &self.decay_weights.up, &self.output].map(|w| Size::packed(n, 1, w.k()));
+        Size::rows(n, self.parts()).and(Size::any(planes).or(Size::any(matrices)))
     }
 }
 
-impl ForwardPass<'_, '_> {
-    pub(crate) fn rwkv6(
-        &mut self,
-        i: usize,
-        m: &Rwkv6,
+impl Rwkv6 {
+    pub(crate) fn run(
+        &self,
+        pass: &mut Pass<'_, '_>,
+        at: LayerAt,
         SubLayerRows { x, y }: SubLayerRows<'_>,
         states: &mut StateMemory,
-        StepScratch { wide, words, .. }: &mut StepScratch,
+        stack: &mut Stack<'_>,
     ) {
-        let (n, rows, d, stride, rank) = (self.n, self.rows, m.c.width, padded(m.c.width), m.mix_up[0].k());
-        let low_stride = padded(m.mix_down.rows());
-        let (before, rest) = wide.split_at_mut(n * d);
-        let (out, rest) = rest.split_at_mut(n * d);
-        let (mixed, rest) = rest.split_at_mut(PARTS * n * d);
-        let (low, rest) = rest.split_at_mut(n * low_stride);
-        let (lows, rest) = rest.split_at_mut(PARTS * n * rank);
-        let (planes, rest) = rest.split_at_mut(PARTS * n * stride);
-        let decays = &mut rest[..n * stride];
-        let state_at = self.model.config.layers[i].state_at;
-        token_shift(x, d, before, self.states, (states, state_at));
+        let (n, rows, d, stride, rank) = (pass.n, pass.rows, self.c.width, padded(self.c.width), self.mix_up[0].k());
+        let low_stride = padded(self.mix_down.rows());
+        let [before, out, mixed, low, lows, planes, decays] = stack.rows(n, self.parts());
+        let state_at = at.state_at;
+        token_shift(x, d, before, pass.states, (states, state_at));
         let before = &*before;
-        rows.each(&mut mixed[..n * d], d, &|r, out| mix(out, &x[r * d..][..d], &before[r * d..][..d], &m.lerp_x));
-        rows.matrix(&m.mix_down, None, Floats { x: &mixed[..n * d], stride: d }, low, words);
+        rows.each(&mut mixed[..n * d], d, &|r, out| mix(out, &x[r * d..][..d], &before[r * d..][..d], &self.lerp_x));
+        rows.matrix(&self.mix_down, None, Floats { x: &mixed[..n * d], stride: d }, low, stack);
         rows.each(lows, rank, &|r, to| {
             let from = &low[r % n * low_stride + r / n * rank..][..rank];
             to.iter_mut().zip(from).for_each(|(to, x)| *to = tanh(*x));
         });
-        let products: Vec<_> = m.mix_up.iter().enumerate().map(|(i, w)| PlaneProduct { w, from: i, to: i }).collect();
-        rows.plane_products(&products, n, (lows, rank), (planes, stride), words);
+        rows.plane_products(&self.mix_products(), n, (lows, rank), (planes, stride), stack);
         rows.each(mixed, d, &|r, out| {
             let (plane, row) = (r / n, r % n);
             let (x, before) = (&x[row * d..][..d], &before[row * d..][..d]);
-            let lerp = m.lerp[plane * d..].iter().zip(&planes[r * stride..]);
+            let lerp = self.lerp[plane * d..].iter().zip(&planes[r * stride..]);
             for (((out, x), before), (fixed, by_token)) in out.iter_mut().zip(x).zip(before).zip(lerp) {
                 *out = (by_token + fixed) * (before - x) + x;
             }
         });
-        let inputs = [&m.decay_weights.down].into_iter().chain(&m.inputs);
-        let products: Vec<_> = inputs.enumerate().map(|(i, w)| PlaneProduct { w, from: i, to: i }).collect();
-        rows.plane_products(&products, n, (mixed, d), (planes, stride), words);
-        let low_rank = m.decay_weights.down.rows();
+        rows.plane_products(&self.input_products(), n, (mixed, d), (planes, stride), stack);
+        let low_rank = self.decay_weights.down.rows();
         rows.each(&mut planes[..n * stride], stride, &|_, row| row[..low_rank].iter_mut().for_each(|x| *x = tanh(*x)));
-        rows.matrix(&m.decay_weights.up, None, Floats { x: &planes[..n * stride], stride }, decays, words);
+        rows.matrix(&self.decay_weights.up, None, Floats { x: &planes[..n * stride], stride }, decays, stack);
         rows.each(decays, stride, &|_, row| {
-            row.iter_mut().zip(&m.decay).for_each(|(w, fixed)| *w = exp(-exp(*w + fixed)));
+            row.iter_mut().zip(&self.decay).for_each(|(w, fixed)| *w = exp(-exp(*w + fixed)));
         });
         rows.each(&mut planes[4 * n * stride..], stride, &|_, row| {
             activate(rows.cpu, Activation::Silu, &mut row[..d]);
@@ -206,18 +208,18 @@ impl ForwardPass<'_, '_> {
             k: plane(1),
             v: plane(2),
             decay: Operand { x: decays, stride, at: 0 },
-            bonus: Some(&m.first),
+            bonus: Some(&self.first),
         };
-        let dim = m.c.head_dim;
-        let heads = LinearHeads { n: m.c.n_head(), dim, step: dim, n_decay: dim };
-        let heads_at = state_at + m.c.heads_at();
-        linear_attention((rows.cpu, rows.pool), heads, linear_rows, out, self.states, (states, heads_at));
+        let dim = self.c.head_dim;
+        let heads = LinearHeads { n: self.c.n_head(), dim, step: dim, n_decay: dim };
+        let heads_at = state_at + self.c.heads_at();
+        linear_attention((rows.cpu, rows.pool), heads, linear_rows, out, pass.states, (states, heads_at));
         let gates = &planes[4 * n * stride..];
         rows.each(out, d, &|r, out| {
-            m.norm.run(rows.cpu, dim, out);
+            self.norm.run(rows.cpu, dim, out);
             multiply(rows.cpu, out, &gates[r * stride..][..d]);
         });
-        self.trace_stage(Stage::AttnOut, Some(i), &mut columns(out, d, 0, d));
-        rows.matrix(&m.output, None, Floats { x: out, stride: d }, y, words);
+        pass.trace_stage(Stage::AttnOut, Some(at.index), &mut columns(out, d, 0, d));
+        rows.matrix(&self.output, None, Floats { x: out, stride: d }, y, stack);
     }
 }

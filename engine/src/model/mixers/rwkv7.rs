@@ -12,9 +12,10 @@
 //!
 //! ARWKV may lack the norm and g.
 
-use alloc::format;
 use alloc::vec::Vec;
 
+use super::low_rank::{LowRank, PlaneProduct};
+use super::rwkv::{HeadNorm, RwkvConfig, mix};
 use crate::error::LoadError;
 use crate::kernels::act::Floats;
 use crate::kernels::elementwise::{Activation, activate, multiply, sigmoid};
@@ -26,17 +27,11 @@ use crate::kernels::recurrent::scan::Operand;
 use crate::kernels::recurrent::shift::token_shift;
 use crate::kernels::recurrent::wkv7::{Wkv7Rows, wkv7};
 use crate::kernels::special::tanh;
-use crate::model::forward::Stage;
-use crate::model::loader::LoadedTensors;
-use crate::model::mixers::low_rank::{LowRank, PlaneProduct, down, up};
-use crate::model::mixers::rwkv::{
-    CHANNEL_MIX, CHANNEL_MIX_KEY, HeadNorm, RwkvConfig, channel_key, channel_value, channel_vector, mix,
-};
-use crate::model::residual::orders::{ForwardPass, SubLayerRows};
-use crate::model::roles::{Layout, Part, Role, Scope, TensorRow, matrix, values, vector};
+use crate::model::linear::padded;
+use crate::model::memory::{Size, Stack};
+use crate::model::pass::{LayerAt, Pass, Stage, SubLayerRows};
 use crate::model::rows::columns;
-use crate::model::scratch::StepScratch;
-use crate::model::weights::padded;
+use crate::model::tensors::{Declared, Loaded, Name, matrix, values, vector};
 
 /// Inputs of the time mix: r, w, k, v, a, g; the last one may be missing.
 pub(crate) const PARTS: usize = 6;
@@ -57,50 +52,44 @@ const FIRST_PLANES: usize = 7;
 /// w, v, a, g
 const SECOND_PLANES: usize = 4;
 
-const REQUIRED: &[Layout] = &[(Part::Recurrent, 0)];
+/// What is added to decays, and their matrices of low rank; the same of rates and of shares of the first layer's values.
+const DECAYS: (Name, [Name; 2]) =
+    (Name::weight("time_mix_w0"), [Name::weight("time_mix_w1"), Name::weight("time_mix_w2")]);
+const RATES: (Name, [Name; 2]) =
+    (Name::weight("time_mix_a0"), [Name::weight("time_mix_a1"), Name::weight("time_mix_a2")]);
+const SHARES: (Name, [Name; 2]) =
+    (Name::weight("time_mix_v0"), [Name::weight("time_mix_v1"), Name::weight("time_mix_v2")]);
+const GATES: [Name; 2] = [Name::weight("time_mix_g1"), Name::weight("time_mix_g2")];
+const LERPS: Name = Name::weight("time_mix_lerp_fused");
+/// Factors of the removal key, of the key, and of the current token's own value.
+const K_K: Name = Name::weight("time_mix_k_k");
+const K_A: Name = Name::weight("time_mix_k_a");
+const R_K: Name = Name::weight("time_mix_r_k");
+/// A tensor that all layers with a time mix have.
+pub(crate) const KEY: Name = Name::weight("time_mix_key");
+const VALUE: Name = Name::weight("time_mix_value");
+const RECEPTANCE: Name = Name::weight("time_mix_receptance");
+const OUTPUT: Name = Name::weight("time_mix_output");
 
-fn wide(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    vector(c.n_embd)
-}
-
-fn square(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
-    matrix(c.n_embd, c.n_embd)
-}
-
-/// The tensors of a layer.
-pub(crate) const TENSORS: &[TensorRow] = &[
-    TensorRow::new("time_mix_w0.weight", wide).of(REQUIRED),
-    TensorRow::new("time_mix_w1.weight", down).of(REQUIRED),
-    TensorRow::new("time_mix_w2.weight", up).of(REQUIRED),
-    TensorRow::new("time_mix_a0.weight", wide).of(REQUIRED),
-    TensorRow::new("time_mix_a1.weight", down).of(REQUIRED),
-    TensorRow::new("time_mix_a2.weight", up).of(REQUIRED),
-    TensorRow::new("time_mix_v0.weight", wide),
-    TensorRow::new("time_mix_v1.weight", down),
-    TensorRow::new("time_mix_v2.weight", up),
-    TensorRow::new("time_mix_g1.weight", down),
-    TensorRow::new("time_mix_g2.weight", up),
+/// Declares the tensors of a layer of a model of width `d`.
+pub(crate) fn tensors(t: &mut Declared<'_>, d: usize) {
+    for (bias, weights) in [DECAYS, RATES] {
+        t.required(bias, vector(d));
+        LowRank::tensors(t, weights, true, d);
+    }
+    t.optional(SHARES.0, vector(d));
+    LowRank::tensors(t, SHARES.1, false, d);
+    LowRank::tensors(t, GATES, false, d);
     // without g, one part less
-    TensorRow::new("time_mix_lerp_fused.weight", |c, dims| {
-        values(c.n_embd, if dims.contains(&(PARTS as u64 - 1)) { PARTS - 1 } else { PARTS })
-    })
-    .of(REQUIRED),
-    TensorRow::new("time_mix_k_k.weight", wide).of(REQUIRED),
-    TensorRow::new("time_mix_k_a.weight", wide).of(REQUIRED),
-    TensorRow::new("time_mix_r_k.weight", wide).of(REQUIRED),
-    TensorRow::new("time_mix_key.weight", square).of(REQUIRED),
-    TensorRow::new("time_mix_value.weight", square).of(REQUIRED),
-    TensorRow::new("time_mix_receptance.weight", square).of(REQUIRED),
-    TensorRow::new("time_mix_ln.weight", wide),
-    TensorRow::new("time_mix_ln.bias", wide),
-    TensorRow::new("time_mix_output.weight", square).of(REQUIRED),
-    TensorRow::new("channel_mix_lerp_k.weight", channel_vector).of(CHANNEL_MIX),
-    TensorRow::new(CHANNEL_MIX_KEY, channel_key).of(CHANNEL_MIX),
-    TensorRow::new("channel_mix_value.weight", channel_value).of(CHANNEL_MIX),
-];
+    t.required_by(LERPS, move |dims| values(d, if dims.contains(&(PARTS as u64 - 1)) { PARTS - 1 } else { PARTS }));
+    [K_K, K_A, R_K].into_iter().for_each(|factor| t.required(factor, vector(d)));
+    [KEY, VALUE, RECEPTANCE].into_iter().for_each(|input| t.required(input, matrix(d, d)));
+    HeadNorm::tensors(t, false, d);
+    t.required(OUTPUT, matrix(d, d));
+}
 
 /// Weights of a time mix.
-pub struct Rwkv7 {
+pub(crate) struct Rwkv7 {
     c: RwkvConfig,
     /// Share of the token before in the inputs (5 or 6, n_embd).
     lerp: Vec<f32>,
@@ -124,33 +113,30 @@ pub struct Rwkv7 {
 }
 
 impl Rwkv7 {
-    pub(crate) fn load(c: &RwkvConfig, tensors: &mut LoadedTensors, i: usize) -> Result<Rwkv7, LoadError> {
-        let name = |part: &str| format!("blk.{i}.time_mix_{part}.weight");
-        let low_rank = |tensors: &mut LoadedTensors, part: &str| {
-            LowRank::load(tensors, &name(&format!("{part}1")), &name(&format!("{part}2")))
+    /// Takes the tensors of a layer; `is_first` if no layer is before it.
+    pub(crate) fn load(c: &RwkvConfig, is_first: bool, t: &mut Loaded<'_>) -> Result<Rwkv7, LoadError> {
+        let biased = |t: &mut Loaded<'_>, (bias, weights): (Name, [Name; 2])| {
+            Ok::<_, LoadError>((LowRank::load(t, weights)?, t.required(bias)?))
         };
-        let biased = |tensors: &mut LoadedTensors, part: &str| {
-            Ok::<_, LoadError>((low_rank(tensors, part)?, tensors.required(&name(&format!("{part}0")))?))
-        };
-        let lerp = tensors.required(&name("lerp_fused"))?;
-        let has_gate = tensors.has(&name("g1")) || lerp.len() == PARTS * c.width;
+        let lerp = t.required(LERPS)?;
+        let has_gate = t.has(GATES[0]) || lerp.len() == PARTS * c.width;
         // files have these tensors in the first layer too, where they are not used
-        let v = if i > 0 || tensors.has(&name("v1")) { Some(biased(tensors, "v")?) } else { None };
+        let v = if !is_first || t.has(SHARES.1[0]) { Some(biased(t, SHARES)?) } else { None };
         Ok(Rwkv7 {
             c: *c,
             lerp,
-            receptance: tensors.matrix(&name("receptance"))?,
-            key: tensors.matrix(&name("key"))?,
-            value: tensors.matrix(&name("value"))?,
-            w: biased(tensors, "w")?,
-            a: biased(tensors, "a")?,
-            v: v.filter(|_| i > 0),
-            g: if has_gate { Some(low_rank(tensors, "g")?) } else { None },
-            k_k: tensors.required(&name("k_k"))?,
-            k_a: tensors.required(&name("k_a"))?,
-            r_k: tensors.required(&name("r_k"))?,
-            norm: HeadNorm::load(tensors, i)?,
-            output: tensors.matrix(&name("output"))?,
+            receptance: t.matrix(RECEPTANCE)?,
+            key: t.matrix(KEY)?,
+            value: t.matrix(VALUE)?,
+            w: biased(t, DECAYS)?,
+            a: biased(t, RATES)?,
+            v: v.filter(|_| !is_first),
+            g: if has_gate { Some(LowRank::load(t, GATES)?) } else { None },
+            k_k: t.required(K_K)?,
+            k_a: t.required(K_A)?,
+            r_k: t.required(R_K)?,
+            norm: HeadNorm::load(t)?,
+            output: t.matrix(OUTPUT)?,
         })
     }
 
@@ -160,9 +146,16 @@ impl Rwkv7 {
         all.chain([&self.receptance, &self.key, &self.value, &self.output]).collect()
     }
 
-    pub(crate) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
+    /// Floats of a row: removal keys, output, mixed inputs, planes of the first products and of the second ones.
+    fn parts(&self) -> [usize; 5] {
         let d = self.c.width;
-        (self.matrices(), (PARTS + 2) * d + (FIRST_PLANES + SECOND_PLANES) * padded(d), d)
+        [d, d, self.lerp.len(), FIRST_PLANES * padded(d), SECOND_PLANES * padded(d)]
+    }
+
+    /// Temporaries of `n` rows.
+    pub(crate) fn size(&self, n: usize) -> Size {
+        let planes = [self.first(), self.second()].map(|all| PlaneProduct::size(&all, n));
+        Size::rows(n, self.parts()).and(Size::any(planes).or(Size::packed(n, 1, self.output.k())))
     }
 
     /// The first products, of the mixed inputs.
@@ -198,52 +191,49 @@ fn biased_sigmoid(x: &mut [f32], fixed: &[f32]) {
     x.iter_mut().zip(fixed).for_each(|(x, fixed)| *x = sigmoid(*x + fixed));
 }
 
-impl ForwardPass<'_, '_> {
-    pub(crate) fn rwkv7(
-        &mut self,
-        i: usize,
-        m: &Rwkv7,
+impl Rwkv7 {
+    /// `y = time_mix(x)`. The first layer writes its values to `first_values`, (rows, n_embd), which later layers read.
+    pub(crate) fn run(
+        &self,
+        pass: &mut Pass<'_, '_>,
+        at: LayerAt,
         SubLayerRows { x, y }: SubLayerRows<'_>,
-        states: &mut StateMemory,
-        StepScratch { wide, words, first_values, .. }: &mut StepScratch,
+        (states, first_values): (&mut StateMemory, &mut [f32]),
+        stack: &mut Stack<'_>,
     ) {
-        let (n, rows, d, stride, dim) = (self.n, self.rows, m.c.width, padded(m.c.width), m.c.head_dim);
+        let (n, rows, d, stride, dim) = (pass.n, pass.rows, self.c.width, padded(self.c.width), self.c.head_dim);
         let plane_len = n * stride;
         // the inputs of the tokens before, later the removal keys
-        let (removal, rest) = wide.split_at_mut(n * d);
-        let (out, rest) = rest.split_at_mut(n * d);
-        let (mixed, rest) = rest.split_at_mut(n * m.lerp.len());
-        let (first, rest) = rest.split_at_mut(FIRST_PLANES * plane_len);
-        let second = &mut rest[..SECOND_PLANES * plane_len];
-        let state_at = self.model.config.layers[i].state_at;
-        token_shift(x, d, removal, self.states, (states, state_at));
+        let [removal, out, mixed, first, second] = stack.rows(n, self.parts());
+        let state_at = at.state_at;
+        token_shift(x, d, removal, pass.states, (states, state_at));
         let before = &*removal;
         rows.each(mixed, d, &|r, out| {
-            mix(out, &x[r % n * d..][..d], &before[r % n * d..][..d], &m.lerp[r / n * d..][..d]);
+            mix(out, &x[r % n * d..][..d], &before[r % n * d..][..d], &self.lerp[r / n * d..][..d]);
         });
-        rows.plane_products(&m.first(), n, (mixed, d), (first, stride), words);
-        let low_rank = m.w.0.down.rows();
+        rows.plane_products(&self.first(), n, (mixed, d), (first, stride), stack);
+        let low_rank = self.w.0.down.rows();
         rows.each(&mut first[W * plane_len..][..plane_len], stride, &|_, row| {
             row[..low_rank].iter_mut().for_each(|x| *x = tanh(*x));
         });
-        if let Some(g) = &m.g {
+        if let Some(g) = &self.g {
             let rank = g.down.rows();
             rows.each(&mut first[G * plane_len..][..plane_len], stride, &|_, row| {
                 activate(rows.cpu, Activation::Sigmoid, &mut row[..rank]);
             });
         }
-        rows.plane_products(&m.second(), n, (first, stride), (second, stride), words);
+        rows.plane_products(&self.second(), n, (first, stride), (second, stride), stack);
         let (w, rest) = second.split_at_mut(plane_len);
         let (shares, rest) = rest.split_at_mut(plane_len);
         let (rates, gates) = rest.split_at_mut(plane_len);
         rows.each(w, stride, &|_, row| {
-            row.iter_mut().zip(&m.w.1).for_each(|(w, fixed)| *w = exp(sigmoid(*w + fixed) * DECAY));
+            row.iter_mut().zip(&self.w.1).for_each(|(w, fixed)| *w = exp(sigmoid(*w + fixed) * DECAY));
         });
-        rows.each(rates, stride, &|_, row| biased_sigmoid(row, &m.a.1));
+        rows.each(rates, stride, &|_, row| biased_sigmoid(row, &self.a.1));
         let (r_to_w, rest) = first.split_at_mut(K * plane_len);
         let (keys, rest) = rest.split_at_mut(plane_len);
         let values = &mut rest[..plane_len];
-        match &m.v {
+        match &self.v {
             Some((_, fixed)) => {
                 rows.each(shares, stride, &|_, row| biased_sigmoid(row, fixed));
                 rows.each(values, stride, &|r, row| {
@@ -259,13 +249,13 @@ impl ForwardPass<'_, '_> {
             }
         }
         rows.each(removal, d, &|r, to| {
-            for ((to, k), factor) in to.iter_mut().zip(&keys[r * stride..][..d]).zip(&m.k_k) {
+            for ((to, k), factor) in to.iter_mut().zip(&keys[r * stride..][..d]).zip(&self.k_k) {
                 *to = k * factor;
             }
             to.chunks_exact_mut(dim).for_each(|head| l2_norm(rows.cpu, head, LEAST_LENGTH, 1.0));
         });
         rows.each(keys, stride, &|r, row| {
-            for ((k, rate), factor) in row.iter_mut().zip(&rates[r * stride..][..d]).zip(&m.k_a) {
+            for ((k, rate), factor) in row.iter_mut().zip(&rates[r * stride..][..d]).zip(&self.k_a) {
                 let part = *k * factor;
                 *k += rate * part - part;
             }
@@ -280,24 +270,24 @@ impl ForwardPass<'_, '_> {
             z: Operand { x: removal, stride: d, at: 0 },
             a: operand(rates),
         };
-        let (size, heads_at) = ((m.c.n_head(), dim), state_at + m.c.heads_at());
-        wkv7((rows.cpu, rows.pool), size, wkv_rows, out, self.states, (states, heads_at));
+        let (size, heads_at) = ((self.c.n_head(), dim), state_at + self.c.heads_at());
+        wkv7((rows.cpu, rows.pool), size, wkv_rows, out, pass.states, (states, heads_at));
         rows.each(out, d, &|row, out| {
-            if let Some(norm) = &m.norm {
+            if let Some(norm) = &self.norm {
                 norm.run(rows.cpu, dim, out);
             }
             let at = row * stride;
             for (h, head) in out.chunks_exact_mut(dim).enumerate() {
                 let at = at + h * dim;
-                let products = receptance[at..].iter().zip(&keys[at..]).zip(&m.r_k[h * dim..][..dim]);
+                let products = receptance[at..].iter().zip(&keys[at..]).zip(&self.r_k[h * dim..][..dim]);
                 let own = products.fold(0.0, |sum, ((r, k), factor)| sum + (k * r) * factor);
                 head.iter_mut().zip(&values[at..]).for_each(|(out, v)| *out += v * own);
             }
-            if m.g.is_some() {
+            if self.g.is_some() {
                 multiply(rows.cpu, out, &gates[at..][..d]);
             }
         });
-        self.trace_stage(Stage::AttnOut, Some(i), &mut columns(out, d, 0, d));
-        rows.matrix(&m.output, None, Floats { x: out, stride: d }, y, words);
+        pass.trace_stage(Stage::AttnOut, Some(at.index), &mut columns(out, d, 0, d));
+        rows.matrix(&self.output, None, Floats { x: out, stride: d }, y, stack);
     }
 }

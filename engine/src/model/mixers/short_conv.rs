@@ -4,23 +4,19 @@
 //! b, c, v = W_in x;  y = W_out (c * conv(b * v))
 //! ```
 
-use alloc::format;
 use alloc::vec::Vec;
 
+use super::kind::MAX_CONV;
 use crate::error::LoadError;
 use crate::kernels::panel::Matrix;
 use crate::kernels::recurrent::StateMemory;
 use crate::kernels::recurrent::conv::{Conv, ConvRows, causal_conv};
-use crate::model::config::Config;
-use crate::model::forward::Stage;
 use crate::model::keys::Keys;
-use crate::model::loader::LoadedTensors;
-use crate::model::mixers::{MAX_CONV, RecurrentConfig};
-use crate::model::residual::orders::{ForwardPass, SubLayerRows};
-use crate::model::roles::{Layout, Part, TensorRow, matrix, values};
+use crate::model::linear::{Linear, LinearGroup};
+use crate::model::memory::{Size, Stack};
+use crate::model::pass::{LayerAt, Pass, Stage, SubLayerRows};
 use crate::model::rows::columns;
-use crate::model::scratch::StepScratch;
-use crate::model::weights::{Linear, LinearGroup, linear, transposed};
+use crate::model::tensors::{Declared, LinearName, Loaded, Name, matrix, values};
 
 /// Sizes of a short convolution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,24 +37,21 @@ impl ShortConvConfig {
     }
 }
 
-fn config(c: &Config) -> Option<&ShortConvConfig> {
-    match &c.recurrent {
-        Some(RecurrentConfig::ShortConv(c)) => Some(c),
-        _ => None,
+pub(crate) const CONV: Name = Name::weight("shortconv.conv");
+const INPUT: LinearName = LinearName("shortconv.in_proj");
+const OUTPUT: LinearName = LinearName("shortconv.out_proj");
+
+impl ShortConvConfig {
+    /// Declares the tensors of a layer of a model of width `d`.
+    pub(crate) fn tensors(&self, t: &mut Declared<'_>, d: usize) {
+        t.required(CONV, values(self.conv, self.channels));
+        t.required(INPUT.weight(), matrix(3 * d, d));
+        t.required(OUTPUT.weight(), matrix(d, d));
     }
 }
 
-const REQUIRED: &[Layout] = &[(Part::Recurrent, 0)];
-
-/// The tensors of a layer.
-pub(crate) const TENSORS: &[TensorRow] = &[
-    TensorRow::new("shortconv.conv.weight", |c, _| values(config(c)?.conv, config(c)?.channels)).of(REQUIRED),
-    TensorRow::new("shortconv.in_proj.weight", |c, _| matrix(3 * c.n_embd, c.n_embd)).of(REQUIRED),
-    TensorRow::new("shortconv.out_proj.weight", |c, _| matrix(c.n_embd, c.n_embd)).of(REQUIRED),
-];
-
 /// Weights of a short convolution.
-pub struct ShortConv {
+pub(crate) struct ShortConv {
     /// b, c and v in one.
     input: LinearGroup,
     /// (K, n_embd)
@@ -68,12 +61,11 @@ pub struct ShortConv {
 }
 
 impl ShortConv {
-    pub(crate) fn load(tensors: &mut LoadedTensors, i: usize) -> Result<ShortConv, LoadError> {
-        let name = |part: &str| format!("blk.{i}.shortconv.{part}");
+    pub(crate) fn load(t: &mut Loaded<'_>) -> Result<ShortConv, LoadError> {
         Ok(ShortConv {
-            input: LinearGroup::separate([linear(tensors, &name("in_proj"))?].into()),
-            conv: transposed(tensors, &name("conv.weight"))?,
-            output: linear(tensors, &name("out_proj"))?,
+            input: LinearGroup::separate([t.linear(INPUT)?].into()),
+            conv: t.transposed(CONV)?,
+            output: t.linear(OUTPUT)?,
         })
     }
 
@@ -81,38 +73,43 @@ impl ShortConv {
         self.input.matrices().chain([&self.output.w]).collect()
     }
 
-    pub(crate) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
-        (self.input.matrices().collect(), self.input.stride + self.output.w.k(), self.output.w.k())
+    /// Floats of a row: inputs, output.
+    fn parts(&self) -> [usize; 2] {
+        [self.input.stride, self.output.w.k()]
+    }
+
+    /// Temporaries of `n` rows.
+    pub(crate) fn size(&self, n: usize) -> Size {
+        Size::rows(n, self.parts()).and(self.input.size(n).or(self.output.size(n)))
     }
 }
 
-impl ForwardPass<'_, '_> {
-    pub(crate) fn short_conv(
-        &mut self,
-        i: usize,
-        m: &ShortConv,
+impl ShortConv {
+    pub(crate) fn run(
+        &self,
+        pass: &mut Pass<'_, '_>,
+        at: LayerAt,
         SubLayerRows { x, y }: SubLayerRows<'_>,
         states: &mut StateMemory,
-        StepScratch { wide, words, .. }: &mut StepScratch,
+        stack: &mut Stack<'_>,
     ) {
-        let (n, rows, d, stride) = (self.n, self.rows, self.model.config.n_embd, m.input.stride);
-        let (input, out) = wide.split_at_mut(n * stride);
-        let out = &mut out[..n * d];
-        rows.linear_group(&m.input, x, input, words);
+        let (n, rows, d, stride) = (pass.n, pass.rows, pass.d, self.input.stride);
+        let [input, out] = stack.rows(n, self.parts());
+        rows.linear_group(&self.input, x, input, stack);
         rows.each(input, stride, &|_, row| {
             let (b, v) = row.split_at_mut(2 * d);
             b[..d].iter_mut().zip(v).for_each(|(b, v)| *b *= *v);
         });
-        let conv = Conv { weights: &m.conv, bias: None, channels: d };
-        let state_at = self.model.config.layers[i].state_at;
+        let conv = Conv { weights: &self.conv, bias: None, channels: d };
+        let state_at = at.state_at;
         let conv_rows = ConvRows { x: input, stride, at: 0 };
-        causal_conv(rows.cpu, rows.pool, conv, conv_rows, self.states, (states, state_at));
+        causal_conv(rows.cpu, rows.pool, conv, conv_rows, pass.states, (states, state_at));
         let input = &*input;
         rows.each(out, d, &|r, out| {
             let (conv, c) = input[r * stride..][..2 * d].split_at(d);
             out.iter_mut().zip(conv).zip(c).for_each(|((out, conv), c)| *out = conv * c);
         });
-        self.trace_stage(Stage::AttnOut, Some(i), &mut columns(out, d, 0, d));
-        rows.linear(&m.output, out, y, words);
+        pass.trace_stage(Stage::AttnOut, Some(at.index), &mut columns(out, d, 0, d));
+        rows.linear(&self.output, out, y, stack);
     }
 }

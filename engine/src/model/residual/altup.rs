@@ -11,38 +11,31 @@
 //! x[j] = x[j] + layer_embedding(x[0] * scale)               for j > 0
 //! ```
 
+use alloc::format;
 use alloc::vec::Vec;
 
 use crate::error::LoadError;
 use crate::model::keys::Keys;
 
+use super::batch::Batch;
+use super::layer::{BlockRows, Layer, LayerView, add};
 use crate::kernels::Cpu;
 use crate::kernels::act::Floats;
 use crate::kernels::attention::KvMemory;
 use crate::kernels::elementwise::{add_scaled, multiply, scale, soft_cap};
 use crate::kernels::norm::mean_square;
+use crate::kernels::panel::Matrix;
 use crate::math::sqrt;
-use crate::model::forward::Stage;
-use crate::model::residual::orders::{ForwardPass, ResidualRows, SubLayerRows};
+use crate::model::linear::{Linear, Norm, padded};
+use crate::model::memory::{Size, Stack};
+use crate::model::pass::{Pass, Stage, SubLayerRows};
 use crate::model::rows::{as_columns, columns};
-use crate::model::scratch::{Scratch, StepScratch};
-use crate::model::weights::{AltUp, AltUpProjections, Laurel, padded};
+use crate::model::tensors::{Declared, LinearName, Loaded, Name, NormName, Shape, any_width, matrix, values, vector};
 
 /// Reads the number of residual streams. The first one must be the one that blocks compute.
 pub(crate) fn read(keys: &Keys<'_, '_>) -> Result<usize, LoadError> {
     keys.in_range("altup.active_idx", keys.u32("altup.active_idx")?.or(Some(0)), 0..=0)?;
     keys.size("altup.num_inputs", 2..=16)
-}
-
-/// Buffers of the streams.
-pub(crate) struct AltUpScratch {
-    /// (rows, streams, n_embd)
-    pub(crate) streams: Vec<f32>,
-    pub(crate) predictions: Vec<f32>,
-    /// (rows, padded streams)
-    pub(crate) router: Vec<f32>,
-    /// (rows, padded n_embd): output of Laurel; projections of a stream.
-    pub(crate) laurel: Vec<f32>,
 }
 
 /// Least mean square of a projected stream.
@@ -55,16 +48,132 @@ fn match_magnitude(cpu: Cpu, x: &[f32], y: &mut [f32]) {
     scale(cpu, y, sqrt(target) / sqrt(own));
 }
 
-impl ForwardPass<'_, '_> {
+/// Weights of AltUp in a layer.
+pub(crate) struct AltUp {
+    /// Norm of the router's input (n_embd).
+    router_norm: Norm,
+    /// (n_altup, n_embd)
+    router: Linear,
+    /// (n_altup, n_altup, n_altup): factors of the predictions, by stream, stream that it reads, and router output.
+    predict: Vec<f32>,
+    /// (n_altup, n_altup): factors of the corrections, by stream and router output.
+    correct: Vec<f32>,
+    /// Factor on the first stream before the layer's embedding (n_embd).
+    correct_scale: Vec<f32>,
+    /// A low-rank path beside attention.
+    laurel: Laurel,
+}
+
+/// A low-rank residual path: `x + norm(right left x)`.
+pub(crate) struct Laurel {
+    /// (rank, n_embd)
+    left: Linear,
+    /// (n_embd, rank)
+    right: Linear,
+    /// (n_embd)
+    norm: Norm,
+}
+
+/// Projections between the residual stream outside of the layers and the streams of AltUp but the first (n_embd, n_embd).
+pub(crate) struct AltUpProjections {
+    /// To the streams.
+    split: Vec<Matrix>,
+    /// From the streams.
+    merge: Vec<Matrix>,
+}
+
+const ROUTER_NORM: NormName = NormName("altup_router_norm");
+const ROUTER: LinearName = LinearName("altup_router");
+const PREDICT: Name = Name::weight("altup_predict_coef");
+const CORRECT: Name = Name::weight("altup_correct_coef");
+const CORRECT_SCALE: Name = Name::weight("altup_correct_scale");
+const LAUREL_LEFT: LinearName = LinearName("laurel_l");
+const LAUREL_RIGHT: LinearName = LinearName("laurel_r");
+const LAUREL_NORM: NormName = NormName("laurel_post_norm");
+const SPLIT: Name = Name::weight("altup_proj");
+const MERGE: Name = Name::weight("altup_unembd_proj");
+
+impl AltUp {
+    /// Declares the tensors of a layer of a model of width `d` with `n` streams.
+    pub(super) fn tensors(t: &mut Declared<'_>, n: usize, d: usize) {
+        t.required(ROUTER.weight(), matrix(n, d));
+        t.required(ROUTER_NORM.weight(), vector(d));
+        t.required(PREDICT, values(n, n * n));
+        t.required(CORRECT, values(n, n));
+        t.required(CORRECT_SCALE, vector(d));
+        // the two tell the rank
+        t.required_by(LAUREL_LEFT.weight(), move |dims| matrix(any_width(dims[1]), d));
+        t.required_by(LAUREL_RIGHT.weight(), move |dims| matrix(d, any_width(dims[0])));
+        t.required(LAUREL_NORM.weight(), vector(d));
+    }
+
+    /// Takes the tensors of a layer.
+    pub(super) fn load(t: &mut Loaded<'_>) -> Result<AltUp, LoadError> {
+        let laurel = Laurel {
+            left: t.linear(LAUREL_LEFT)?,
+            right: t.linear(LAUREL_RIGHT)?,
+            norm: t.required_norm(LAUREL_NORM)?,
+        };
+        if laurel.left.w.rows() != laurel.right.w.k() {
+            let [found, expected] = [laurel.right.w.k(), laurel.left.w.rows()].map(|rank| format!("rank {rank}"));
+            let expected = format!("{expected}, that of laurel_l.weight");
+            return Err(t.error(LAUREL_RIGHT.weight(), &found, &expected));
+        }
+        Ok(AltUp {
+            router_norm: t.required_norm(ROUTER_NORM)?,
+            router: t.linear(ROUTER)?,
+            predict: t.required(PREDICT)?,
+            correct: t.required(CORRECT)?,
+            correct_scale: t.required(CORRECT_SCALE)?,
+            laurel,
+        })
+    }
+
+    pub(super) fn matrices(&self) -> [&Matrix; 3] {
+        [&self.router.w, &self.laurel.left.w, &self.laurel.right.w]
+    }
+
+    /// Floats of a row: predictions of the streams, weights of the streams, output of Laurel.
+    fn parts(&self, c: &LayerView<'_>) -> [usize; 3] {
+        let n = c.residual.n_altup;
+        [n * c.d, padded(n), padded(c.d)]
+    }
+
+    /// Temporaries of `n` rows beside those of all blocks; `inner` are those of sub-layers.
+    pub(super) fn size(&self, c: &LayerView<'_>, n: usize, inner: Size) -> Size {
+        Size::rows(n, self.parts(c)).and(inner.or(self.router.size(n)).or(self.laurel.size(n)))
+    }
+}
+
+impl AltUpProjections {
+    /// Declares the tensors of a model of width `d` with `n` streams.
+    pub(super) fn tensors(t: &mut Declared<'_>, n: usize, d: usize) {
+        [SPLIT, MERGE].into_iter().for_each(|name| t.required(name, Shape::Matrices { n: n - 1, rows: d, k: d }));
+    }
+
+    /// Takes the tensors, if there are any.
+    pub(super) fn load(t: &mut Loaded<'_>) -> Option<AltUpProjections> {
+        let (split, merge) = (t.matrices(SPLIT), t.matrices(MERGE));
+        Some(AltUpProjections { split: split?, merge: merge? })
+    }
+
+    pub(super) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        self.split.iter().chain(&self.merge)
+    }
+
+    /// Temporaries of `n` rows of a model of width `d`.
+    pub(super) fn size(&self, n: usize, d: usize) -> Size {
+        Size::rows(n, [padded(d), d]).and(Size::packed(n, 1, d))
+    }
+
     /// The streams before the first layer: the residual stream, and projections of it of the same magnitude.
-    pub(crate) fn split_streams(&self, of: &AltUpProjections, s: &mut Scratch) {
-        let (d, n, rows) = (self.model.config.n_embd, self.n, self.rows);
-        let Scratch { x, step, altup, .. } = s;
-        let (x, width) = (&x[..n * d], self.model.config.residual.n_altup * d);
-        let (streams, projected) = (&mut altup.streams[..n * width], &mut altup.laurel[..n * padded(d)]);
+    pub(super) fn split(&self, pass: &Pass<'_, '_>, x: &[f32], streams: &mut [f32], stack: &mut Stack<'_>) {
+        let (d, n, rows, width) = (pass.d, pass.n, pass.rows, (self.split.len() + 1) * pass.d);
+        let streams = &mut streams[..n * width];
+        let [projected] = stack.rows(n, [padded(d)]);
         rows.each(streams, width, &|r, streams| streams[..d].copy_from_slice(&x[r * d..][..d]));
-        for (j, w) in of.split.iter().enumerate() {
-            rows.matrix(w, None, as_columns(x, w), projected, &mut step.words);
+        for (j, w) in self.split.iter().enumerate() {
+            rows.matrix(w, None, as_columns(x, w), projected, stack);
             rows.each(streams, width, &|r, streams| {
                 let (first, others) = streams.split_at_mut(d);
                 let stream = &mut others[j * d..][..d];
@@ -76,15 +185,14 @@ impl ForwardPass<'_, '_> {
 
     /// The residual stream after the last layer: the mean of the first stream and projections of the others, of its
     /// magnitude.
-    pub(crate) fn merge_streams(&self, of: &AltUpProjections, s: &mut Scratch) {
-        let (d, n, rows) = (self.model.config.n_embd, self.n, self.rows);
-        let Scratch { x, h, step, altup, .. } = s;
-        let (x, h, count) = (&mut x[..n * d], &mut h[..n * d], self.model.config.residual.n_altup);
-        let (streams, projected) = (&altup.streams[..n * count * d], &mut altup.laurel[..n * padded(d)]);
+    pub(super) fn merge(&self, pass: &Pass<'_, '_>, x: &mut [f32], streams: &[f32], stack: &mut Stack<'_>) {
+        let (d, n, rows, count) = (pass.d, pass.n, pass.rows, self.merge.len() + 1);
+        let streams = &streams[..n * count * d];
+        let [projected, h] = stack.rows(n, [padded(d), d]);
         rows.each(x, d, &|r, x| x.copy_from_slice(&streams[r * count * d..][..d]));
-        for (j, w) in of.merge.iter().enumerate() {
+        for (j, w) in self.merge.iter().enumerate() {
             rows.each(h, d, &|r, h| h.copy_from_slice(&streams[(r * count + j + 1) * d..][..d]));
-            rows.matrix(w, None, as_columns(h, w), projected, &mut step.words);
+            rows.matrix(w, None, as_columns(h, w), projected, stack);
             rows.each(projected, padded(d), &|r, y| {
                 match_magnitude(rows.cpu, &streams[r * count * d..][..d], &mut y[..d]);
             });
@@ -92,108 +200,129 @@ impl ForwardPass<'_, '_> {
         }
         rows.each(x, d, &|_, x| scale(rows.cpu, x, 1.0 / count as f32));
     }
+}
 
-    /// A block of a model with several residual streams.
-    pub(crate) fn altup_block(&mut self, i: usize, altup: &AltUp, memory: &mut KvMemory, s: &mut Scratch) {
-        self.predict(altup, s);
-        let Scratch { x, h, y, step, attention, experts, embeddings, altup: buffers, .. } = s;
-        let (model, d, n, rows) = (self.model, self.model.config.n_embd, self.n, self.rows);
-        let (layer, width) = (model.layer(i), model.config.residual.n_altup * d);
-        let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
-        let input = rows.normed(layer.attn_norm.as_ref(), x, h);
-        self.trace_stage(Stage::AttnNorm, Some(i), &mut columns(input, d, 0, d));
-        let laurel = &mut buffers.laurel[..n * padded(d)];
-        self.laurel(&altup.laurel, SubLayerRows { x: input, y: laurel }, step);
-        self.mixer(i, SubLayerRows { x: input, y }, attention, memory, step);
-        self.add(i, layer.post_attn_norm.as_ref(), Stage::PostAttnNorm, ResidualRows { x, y, h });
-        rows.add(x, d, laurel, padded(d), 1.0);
-        rows.each(x, d, &|_, x| scale(rows.cpu, x, core::f32::consts::FRAC_1_SQRT_2));
-        let input = rows.normed(layer.ffn_norm.as_ref(), x, h);
-        self.trace_stage(Stage::FfnNorm, Some(i), &mut columns(input, d, 0, d));
-        self.ffn(i, SubLayerRows { x: input, y }, &mut memory.states, experts, step);
-        self.add(i, layer.post_ffn_norm.as_ref(), Stage::PostFfnNorm, ResidualRows { x, y, h });
+/// A block of a model with several residual streams.
+pub(super) fn block(
+    layer: &Layer,
+    altup: &AltUp,
+    pass: &mut Pass<'_, '_>,
+    c: LayerView<'_>,
+    s: &mut Batch,
+    memory: &mut KvMemory,
+    stack: &mut Stack<'_>,
+) {
+    let Batch { x, mixers, tokens, layer_embeddings, streams, .. } = s;
+    let (d, n, rows, count) = (c.d, pass.n, pass.rows, c.residual.n_altup);
+    let (x, width) = (&mut x[..n * d], count * d);
+    let streams = &mut streams.all[..n * width];
+    let mut block = layer.take(n, &c, x, stack);
+    let [predictions, router, laurel] = stack.rows(n, altup.parts(&c));
+    altup.predict(pass, (streams, width), (block.h, router, predictions), stack);
+    let predictions = &*predictions;
+    rows.each(x, d, &|r, x| x.copy_from_slice(&predictions[r * width..][..d]));
 
-        let router = &mut buffers.router[..n * padded(model.config.residual.n_altup)];
-        self.stream_weights(altup, (x, d), (h, router), step);
-        let (streams, predictions) = (&mut buffers.streams[..n * width], &buffers.predictions[..n * width]);
-        let (x, router) = (&*x, &*router);
-        rows.each(streams, width, &|r, streams| {
-            let (x, predictions) = (&x[r * d..][..d], &predictions[r * width..][..width]);
-            let weights = &router[r * padded(model.config.residual.n_altup)..][..model.config.residual.n_altup];
-            for ((stream, prediction), factors) in streams
-                .chunks_exact_mut(d)
-                .zip(predictions.chunks_exact(d))
-                .zip(altup.correct.chunks_exact(model.config.residual.n_altup))
-            {
-                let factor = 1.0 + dot(factors, weights);
-                stream.copy_from_slice(x);
-                add_scaled(rows.cpu, stream, &predictions[..d], -1.0);
-                scale(rows.cpu, stream, factor);
-                add_scaled(rows.cpu, stream, prediction, 1.0);
-            }
-        });
-        let Some(embedding) = &layer.embedding else { return };
-        rows.each(h, d, &|r, h| {
-            h.copy_from_slice(&streams[r * width..][..d]);
-            multiply(rows.cpu, h, &altup.correct_scale);
-        });
-        self.layer_embedding(i, embedding, SubLayerRows { x: h, y }, embeddings, step);
-        rows.norm(&embedding.norm, y, padded(d), h);
-        self.trace_stage(Stage::LayerEmbedding, Some(i), &mut columns(h, d, 0, d));
-        let h = &*h;
-        rows.each(streams, width, &|r, streams| {
-            for stream in streams.chunks_exact_mut(d).skip(1) {
-                add_scaled(rows.cpu, stream, &h[r * d..][..d], 1.0);
-            }
-        });
-    }
+    let input = rows.normed(layer.attn_norm.as_ref(), x, block.h);
+    pass.trace_stage(Stage::AttnNorm, Some(c.at.index), &mut columns(input, d, 0, d));
+    altup.laurel.run(pass, SubLayerRows { x: input, y: &mut *laurel }, stack);
+    layer.run_mixer(pass, c, SubLayerRows { x: input, y: block.y }, (mixers, &mut *memory), stack);
+    add(pass, c, (layer.post_attn_norm.as_ref(), Stage::PostAttnNorm), x, &mut block);
+    rows.add(x, d, laurel, padded(d), 1.0);
+    rows.each(x, d, &|_, x| scale(rows.cpu, x, core::f32::consts::FRAC_1_SQRT_2));
+    layer.feed_forward(pass, c, (x, &mut block), (tokens, memory), stack);
+    add(pass, c, (layer.post_ffn_norm.as_ref(), Stage::PostFfnNorm), x, &mut block);
 
+    altup.stream_weights(pass, (x, d), (block.h, router), stack);
+    let (x, router) = (&*x, &*router);
+    rows.each(streams, width, &|r, streams| {
+        let (x, predictions) = (&x[r * d..][..d], &predictions[r * width..][..width]);
+        let weights = &router[r * padded(count)..][..count];
+        for ((stream, prediction), factors) in
+            streams.chunks_exact_mut(d).zip(predictions.chunks_exact(d)).zip(altup.correct.chunks_exact(count))
+        {
+            let factor = 1.0 + dot(factors, weights);
+            stream.copy_from_slice(x);
+            add_scaled(rows.cpu, stream, &predictions[..d], -1.0);
+            scale(rows.cpu, stream, factor);
+            add_scaled(rows.cpu, stream, prediction, 1.0);
+        }
+    });
+    let Some(embedding) = &layer.embedding else { return };
+    let BlockRows { h, y, .. } = &mut block;
+    rows.each(h, d, &|r, h| {
+        h.copy_from_slice(&streams[r * width..][..d]);
+        multiply(rows.cpu, h, &altup.correct_scale);
+    });
+    embedding.run(pass, c.act, layer_embeddings.of(c.block), SubLayerRows { x: h, y }, stack);
+    rows.norm(&embedding.norm, y, padded(d), h);
+    pass.trace_stage(Stage::LayerEmbedding, Some(c.at.index), &mut columns(h, d, 0, d));
+    let h = &**h;
+    rows.each(streams, width, &|r, streams| {
+        for stream in streams.chunks_exact_mut(d).skip(1) {
+            add_scaled(rows.cpu, stream, &h[r * d..][..d], 1.0);
+        }
+    });
+}
+
+impl AltUp {
     /// Predictions of the streams; that of the first one is the residual stream of the block.
-    fn predict(&self, altup: &AltUp, s: &mut Scratch) {
-        let Scratch { x, h, step, altup: buffers, .. } = s;
-        let (d, n, rows, count) = (self.model.config.n_embd, self.n, self.rows, self.model.config.residual.n_altup);
-        let (x, h, width) = (&mut x[..n * d], &mut h[..n * d], count * d);
-        let router = &mut buffers.router[..n * padded(count)];
-        let streams = &buffers.streams[..n * width];
-        self.stream_weights(altup, (streams, width), (h, router), step);
-        let (predictions, router) = (&mut buffers.predictions[..n * width], &*router);
+    fn predict(
+        &self,
+        pass: &Pass<'_, '_>,
+        (streams, width): (&[f32], usize),
+        (h, router, predictions): (&mut [f32], &mut [f32], &mut [f32]),
+        stack: &mut Stack<'_>,
+    ) {
+        let (d, rows) = (pass.d, pass.rows);
+        let count = width / d;
+        self.stream_weights(pass, (streams, width), (h, &mut *router), stack);
+        let router = &*router;
         rows.each(predictions, width, &|r, predictions| {
             let (streams, weights) = (&streams[r * width..][..width], &router[r * padded(count)..][..count]);
             predictions.copy_from_slice(streams);
-            for (prediction, factors) in predictions.chunks_exact_mut(d).zip(altup.predict.chunks_exact(count * count))
-            {
+            for (prediction, factors) in predictions.chunks_exact_mut(d).zip(self.predict.chunks_exact(count * count)) {
                 for (stream, factors) in streams.chunks_exact(d).zip(factors.chunks_exact(count)) {
                     add_scaled(rows.cpu, prediction, stream, dot(factors, weights));
                 }
             }
         });
-        let predictions = &*predictions;
-        rows.each(x, d, &|r, x| x.copy_from_slice(&predictions[r * width..][..d]));
     }
 
     /// `tanh(router norm(x) / n_embd)` of rows that are `stride` apart.
     fn stream_weights(
         &self,
-        altup: &AltUp,
+        pass: &Pass<'_, '_>,
         (x, stride): (&[f32], usize),
         (h, router): (&mut [f32], &mut [f32]),
-        step: &mut StepScratch,
+        stack: &mut Stack<'_>,
     ) {
-        let (d, rows) = (self.model.config.n_embd, self.rows);
-        rows.norm(&altup.router_norm, x, stride, h);
+        let (d, rows) = (pass.d, pass.rows);
+        rows.norm(&self.router_norm, x, stride, h);
         rows.each(h, d, &|_, h| scale(rows.cpu, h, 1.0 / d as f32));
-        rows.linear(&altup.router, h, router, &mut step.words);
-        rows.each(router, padded(self.model.config.residual.n_altup), &|_, row| soft_cap(rows.cpu, row, 1.0));
+        rows.linear(&self.router, h, router, stack);
+        rows.each(router, padded(self.router.w.rows()), &|_, row| soft_cap(rows.cpu, row, 1.0));
+    }
+}
+
+impl Laurel {
+    /// Floats of a row: the product of low rank.
+    fn parts(&self) -> [usize; 1] {
+        [padded(self.left.w.rows())]
+    }
+
+    fn size(&self, n: usize) -> Size {
+        Size::rows(n, self.parts()).and(self.left.size(n).or(self.right.size(n)))
     }
 
     /// `y = x + norm(R L x)`.
-    fn laurel(&self, laurel: &Laurel, SubLayerRows { x, y }: SubLayerRows<'_>, step: &mut StepScratch) {
-        let (d, rows, stride) = (self.model.config.n_embd, self.rows, padded(laurel.left.w.rows()));
-        let wide = &mut step.wide[..self.n * stride];
-        rows.linear(&laurel.left, x, wide, &mut step.words);
-        let right = &laurel.right;
-        rows.matrix(&right.w, right.bias.as_deref(), Floats { x: wide, stride }, y, &mut step.words);
-        rows.norm_beginnings(&laurel.norm, y, padded(d));
+    fn run(&self, pass: &Pass<'_, '_>, SubLayerRows { x, y }: SubLayerRows<'_>, stack: &mut Stack<'_>) {
+        let (d, rows, [stride]) = (pass.d, pass.rows, self.parts());
+        let mut stack = stack.scope();
+        let [wide] = stack.rows(pass.n, self.parts());
+        rows.linear(&self.left, x, wide, &mut stack);
+        let right = &self.right;
+        rows.matrix(&right.w, right.bias.as_deref(), Floats { x: wide, stride }, y, &mut stack);
+        rows.norm_beginnings(&self.norm, y, padded(d));
         rows.each(y, padded(d), &|r, y| add_scaled(rows.cpu, &mut y[..d], &x[r * d..][..d], 1.0));
     }
 }

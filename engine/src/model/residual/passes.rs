@@ -8,10 +8,11 @@
 use alloc::format;
 use alloc::vec::Vec;
 
+use super::batch::Streams;
 use crate::error::LoadError;
 use crate::model::keys::{Keys, MAX_LAYERS};
-use crate::model::residual::orders::ForwardPass;
-use crate::model::scratch::Scratch;
+use crate::model::linear::Norm;
+use crate::model::pass::Pass;
 
 /// What follows the last layer of a pass, after the final norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,38 +72,24 @@ fn nested(keys: &Keys<'_, '_>, n: usize) -> Result<Vec<PassLayer>, LoadError> {
     Ok((0..n).map(layer).collect())
 }
 
-/// States of nested cycles.
-pub(crate) struct PassScratch {
-    /// (rows, n_embd)
-    pub(crate) low: Vec<f32>,
-    pub(crate) high: Vec<f32>,
+/// The states before the first pass: `low`, the same for all tokens, and the embeddings. Their sum is the residual stream.
+pub(super) fn begin(pass: &Pass<'_, '_>, low: &[f32], x: &mut [f32], s: &mut Streams) {
+    let (d, n) = (low.len(), pass.n);
+    s.high[..n * d].copy_from_slice(x);
+    s.low[..n * d].chunks_exact_mut(d).for_each(|row| row.copy_from_slice(low));
+    pass.rows.add(x, d, &s.low, d, 1.0);
 }
 
-impl ForwardPass<'_, '_> {
-    /// The states before the first pass: `low`, the same for all tokens, and the embeddings. Their sum is the residual
-    /// stream.
-    pub(crate) fn begin_passes(&self, low: &[f32], s: &mut Scratch) {
-        let (d, n) = (low.len(), self.n);
-        let Scratch { x, passes, .. } = s;
-        passes.high[..n * d].copy_from_slice(&x[..n * d]);
-        passes.low[..n * d].chunks_exact_mut(d).for_each(|row| row.copy_from_slice(low));
-        self.rows.add(&mut x[..n * d], d, &passes.low, d, 1.0);
+/// What follows a pass that is not the last; `norm` is the final one.
+pub(super) fn end(pass: &Pass<'_, '_>, end: PassEnd, norm: Option<&Norm>, x: &mut [f32], s: &mut Streams) {
+    if let Some(norm) = norm {
+        pass.rows.norm_each(norm, x);
     }
-
-    /// What follows a pass that is not the last.
-    pub(crate) fn end_pass(&self, end: PassEnd, s: &mut Scratch) {
-        let (d, n) = (self.model.config.n_embd, self.n);
-        let Scratch { x, passes, .. } = s;
-        let x = &mut x[..n * d];
-        if let Some(norm) = &self.model.weights.final_norm {
-            self.rows.norm_each(norm, x);
-        }
-        let (own, other) = match end {
-            PassEnd::Norm => return,
-            PassEnd::Low => (&mut passes.low, &passes.high),
-            PassEnd::High => (&mut passes.high, &passes.low),
-        };
-        own[..n * d].copy_from_slice(x);
-        self.rows.add(x, d, other, d, 1.0);
-    }
+    let (own, other) = match end {
+        PassEnd::Norm => return,
+        PassEnd::Low => (&mut s.low, &s.high),
+        PassEnd::High => (&mut s.high, &s.low),
+    };
+    own[..x.len()].copy_from_slice(x);
+    pass.rows.add(x, pass.d, other, pass.d, 1.0);
 }

@@ -3,13 +3,14 @@
 use alloc::format;
 use alloc::vec::Vec;
 
+use super::latent_heads::{self, LatentHeads};
 use crate::error::LoadError;
 use crate::kernels::attention::{KvHeads, MAX_GROUP, MAX_HEAD_DIM};
 use crate::math::pow;
 use crate::model::family::Family;
 use crate::model::keys::Keys;
 use crate::model::keys::{MAX_CONTEXT, MAX_WIDTH};
-use crate::model::mixers::{LatentHeads, LayerKind, MixerKind, latent};
+use crate::model::mixers::kind::{LayerKind, MixerKind};
 
 /// Factor on queries by position: `1 + scale * ln(floor((pos + offset) / length) + 1)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -98,7 +99,9 @@ pub(crate) fn heads(
             return Ok(HeadConfig::default());
         }
         if kinds[i].mixer == MixerKind::Latent {
-            return latent::heads(keys, n_embd, counts[i], local[i]);
+            let (n_head, rank, latent) = latent_heads::heads(keys, n_embd, counts[i], local[i])?;
+            let (key_dim, latent) = (rank + latent.rope, Some(latent));
+            return Ok(HeadConfig { n_head, n_head_kv: 1, key_dim, value_dim: rank, latent });
         }
         let [key_dim, value_dim] = dims[usize::from(local[i])];
         let n_head = keys.in_range(name, Some(counts[i]), 1..=MAX_WIDTH)?;

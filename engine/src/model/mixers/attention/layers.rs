@@ -4,16 +4,17 @@ use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::config::LayerAttention;
 use super::heads::{HeadConfig, heads, pattern};
 use super::rope::rotations;
 use super::rotary::RopeConfig;
-use super::{LayerAttention, Selection};
 use crate::error::LoadError;
 use crate::kernels::attention::AttentionWindow;
 use crate::math::sqrt;
 use crate::model::family::{Family, Rotated, ScoreScale};
 use crate::model::keys::Keys;
-use crate::model::mixers::{LayerKind, MixerKind};
+use crate::model::mixers::indexer::config::Selection;
+use crate::model::mixers::kind::{LayerKind, MixerKind};
 
 /// Reads the RoPE variants of a model of width `n_embd`, and the attention of its layers.
 pub(crate) fn read(

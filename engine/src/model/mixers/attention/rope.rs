@@ -3,11 +3,11 @@
 use alloc::format;
 use alloc::vec::Vec;
 
+use super::rotary::{RopeConfig, Scaling};
 use crate::error::LoadError;
 use crate::kernels::rope::RopeStyle;
 use crate::model::family::{Family, LocalRope, Sections};
 use crate::model::keys::Keys;
-use crate::model::mixers::attention::rotary::{RopeConfig, Scaling};
 
 /// Key of the sections of multimodal RoPE.
 const SECTIONS: &str = "rope.dimension_sections";

@@ -8,6 +8,7 @@ use crate::math::{ln, pow, sin_cos};
 use crate::model::family::{Family, YarnLog};
 use crate::model::keys::Keys;
 use crate::model::keys::MAX_CONTEXT;
+use crate::model::tensors::{Declared, Loaded, Name, vector};
 
 /// RoPE scaling: how frequencies are changed for contexts longer than the original training context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -190,4 +191,60 @@ impl Rotary {
 fn floor(x: f64) -> f64 {
     let t = x as i64 as f64;
     if t > x { t - 1.0 } else { t }
+}
+
+/// Divisors of the RoPE frequencies, one per pair.
+#[derive(Clone)]
+pub(crate) enum RopeDivisors {
+    /// The file has none.
+    None,
+    /// The same for all contexts (Llama 3).
+    All(Vec<f32>),
+    /// LongRoPE: selected by the length of the context.
+    ByContext {
+        /// For contexts up to the original training context.
+        short: Vec<f32>,
+        /// For longer contexts.
+        long: Vec<f32>,
+    },
+}
+
+const ALL: Name = Name::weight("rope_freqs");
+const SHORT: Name = Name::weight("rope_factors_short");
+const LONG: Name = Name::weight("rope_factors_long");
+
+impl RopeDivisors {
+    /// Declares the tensors of a model whose variants rotate at most so many pairs.
+    pub(crate) fn tensors(t: &mut Declared<'_>, pairs: usize, is_longrope: bool) {
+        let pairs = vector(pairs);
+        // divisors for short and for long contexts come together
+        let by_context = is_longrope || t.has(SHORT) || t.has(LONG);
+        for name in [LONG, SHORT] {
+            if by_context { t.required(name, pairs) } else { t.optional(name, pairs) }
+        }
+        t.optional(ALL, pairs);
+    }
+
+    pub(crate) fn load(t: &mut Loaded<'_>) -> RopeDivisors {
+        match (t.optional(ALL), t.optional(SHORT), t.optional(LONG)) {
+            (Some(all), ..) => RopeDivisors::All(all),
+            (None, Some(short), Some(long)) => RopeDivisors::ByContext { short, long },
+            _ => RopeDivisors::None,
+        }
+    }
+
+    /// Whether contexts have different divisors.
+    pub(crate) fn depend_on_context(&self) -> bool {
+        matches!(self, RopeDivisors::ByContext { .. })
+    }
+
+    /// RoPE frequencies of the model's variants; `is_long` for contexts longer than the original training context.
+    pub(crate) fn rotary(&self, ropes: &[RopeConfig], is_long: bool) -> Vec<Rotary> {
+        let divisors = match self {
+            RopeDivisors::None => None,
+            RopeDivisors::All(all) => Some(&all[..]),
+            RopeDivisors::ByContext { short, long } => Some(if is_long { &long[..] } else { short }),
+        };
+        ropes.iter().map(|rope| Rotary::new(rope, divisors)).collect()
+    }
 }

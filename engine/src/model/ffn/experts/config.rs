@@ -84,7 +84,7 @@ fn adjugates(keys: &Keys<'_, '_>, n: usize, n_used: usize) -> Result<Option<Adju
     }))
 }
 
-pub(crate) fn experts(
+pub(crate) fn read(
     keys: &Keys<'_, '_>,
     family: &Family,
     n_embd: usize,
