@@ -97,6 +97,7 @@ install_rust() {
 
 lint() {
     cargo clippy --quiet --workspace --all-targets --all-features -- -D warnings &&
+        cargo clippy --quiet -p starling-server --no-default-features -- -D warnings &&
         cargo clippy --quiet -p starling-wasm --no-default-features --features bindgen -- -D warnings &&
         cargo clippy --quiet -p starling-wasm --no-default-features --features plain -- -D warnings &&
         cargo clippy --quiet -p starling-wasm --no-default-features --features component,chat \

@@ -11,6 +11,11 @@
 //! and back to `routes/common/answer.rs` or `routes/common/sse.rs`.
 
 #![deny(unsafe_code)]
+// a build without some parts does not use all that the others offer them
+#![cfg_attr(
+    not(all(feature = "signatures", feature = "state-store", feature = "text-policy")),
+    allow(dead_code, unused_imports)
+)]
 // not published: items are documented where there is something to say, and `pub` means the crate where a module is private
 #![allow(missing_docs, unreachable_pub)]
 

@@ -91,6 +91,10 @@ pub struct Source {
 pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> Result<Arc<Server>, Failure> {
     let Source { configuration, configure, config_file } = source;
     let (start, settings) = (Instant::now(), configuration.settings.clone());
+    if cfg!(not(feature = "signatures")) && (settings.require_signature || settings.sign_responses) {
+        let message = "require-signature, sign-responses: this build has no signatures (feature `signatures`)";
+        return Err(Failure::Usage(message.into()));
+    }
     let keys = Keys::new(&settings)?;
     let connection_memory = Arc::new(ConnectionMemory::new(MemoryLimits::new(&settings, &keys)));
     let keys = Live::new(keys);

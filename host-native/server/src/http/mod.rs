@@ -14,6 +14,10 @@ pub mod listener;
 pub mod notes;
 pub mod params;
 pub mod pieces;
+#[cfg(feature = "signatures")]
+pub mod signed;
+#[cfg(not(feature = "signatures"))]
+#[path = "unsigned.rs"]
 pub mod signed;
 pub mod time_limit;
 pub mod tls;

@@ -11,16 +11,24 @@
 //!
 //! Unlike a cache, the file is not thrown away when it is damaged: the server does not start.
 
+#[cfg(not(feature = "state-store"))]
+mod absent;
 mod cipher;
+#[cfg(feature = "state-store")]
 mod files;
 mod index;
+#[cfg(feature = "state-store")]
 mod overlay;
+#[cfg(feature = "state-store")]
 mod queued;
+#[cfg(feature = "state-store")]
 mod record;
 mod session_row;
+#[cfg(feature = "state-store")]
 mod state_store;
-#[cfg(test)]
+#[cfg(all(test, feature = "state-store"))]
 mod tests;
+#[cfg(feature = "state-store")]
 mod writer;
 
 use std::io;
@@ -29,9 +37,12 @@ use std::sync::Arc;
 
 use starling::receipt::Hex;
 
+#[cfg(not(feature = "state-store"))]
+pub use absent::{Options, StateStore, Written};
 pub use cipher::Cipher;
 pub use index::PageOf;
 pub use session_row::SessionJournal;
+#[cfg(feature = "state-store")]
 pub use state_store::{Options, StateStore, Written};
 
 /// What a row is.
@@ -94,6 +105,9 @@ pub struct RowInfo {
 /// The state cannot be used; the server does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
+    #[cfg(not(feature = "state-store"))]
+    #[error("this build has no state store (feature `state-store`)")]
+    Absent,
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
     #[error("{}: found owner {owner} and mode {mode:04o}, expected a directory of this user that others cannot read or write", path.display())]
