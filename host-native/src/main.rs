@@ -18,13 +18,17 @@ mod help;
 mod imatrix;
 mod inspect;
 mod interrupt;
+mod list;
 mod logits;
 mod positional;
+mod pull;
 mod quantize;
+mod rm;
 mod run;
 mod sampling;
 mod serve;
-mod store;
+mod show;
+mod stored;
 mod tips;
 mod tokens;
 mod verify;
@@ -135,16 +139,16 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             Some(cli::BenchWhat::Serve(args)) if args.find_workers => bench_workers::run(args, &cli.model),
             Some(cli::BenchWhat::Serve(args)) => bench_serve::run(args),
         },
-        Command::Pull(args) => store::pull(args),
-        Command::List(args) => store::list(args),
-        Command::Show(args) => store::show(args),
-        Command::Rm(args) => store::rm(args),
+        Command::Pull(args) => pull::run(args),
+        Command::List(args) => list::run(args),
+        Command::Show(args) => show::run(args),
+        Command::Rm(args) => rm::run(args),
         Command::Health(args) => health::run(args),
         Command::Admin(args) => admin::run(args),
         Command::Verify(args) => match &args.receipt {
-            None => store::verify(&[]),
-            Some(path) => match path.to_str().filter(|name| !path.exists() && store::is_stored(name)) {
-                Some(name) => store::verify(&[name.to_string()]),
+            None => stored::verify(&[]),
+            Some(path) => match path.to_str().filter(|name| !path.exists() && stored::is_stored(name)) {
+                Some(name) => stored::verify(&[name.to_string()]),
                 None => verify::run(&model()?, path, args.quiet),
             },
         },
