@@ -2,6 +2,9 @@
 //! all strings and lists that an operation reads or creates are charged to one budget beforehand. So time and memory of
 //! a template are proportional to its budget, whatever it doubles or nests.
 //!
+//! The engine's fuel cannot do this: it counts instructions, and forty times `x = x ~ x` are few of them and a terabyte. Nor can a
+//! limit on the output: such values need not be printed.
+//!
 //! Operators have no hook, so the compiled template is rewritten: before each operator that can grow or traverse a
 //! value, a filter charges its operands and returns them.
 //!
