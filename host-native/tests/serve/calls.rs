@@ -9,7 +9,7 @@ use crate::server::{Response, Server, fixture};
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Control tokens of the forms.
+/// Control tokens of the syntaxes.
 const CONTROLS: [&str; 60] = [
     "<tool_call>",
     "</tool_call>",
@@ -75,9 +75,9 @@ const CONTROLS: [&str; 60] = [
 
 #[derive(Debug, Deserialize)]
 struct Case {
-    form: String,
+    syntax: String,
     #[serde(default)]
-    reasoning_form: Option<String>,
+    reasoning_syntax: Option<String>,
     #[serde(default)]
     in_reasoning: bool,
     text: String,
@@ -89,13 +89,13 @@ struct Case {
     calls: Vec<(String, Value)>,
 }
 
-/// The first case of each form, and those of it that are no calls.
+/// The first case of each syntax, and those of it that are no calls.
 fn cases() -> Vec<Case> {
     let text = std::fs::read_to_string(fixture("chat/calls.json")).expect("a file");
     let mut cases: Vec<Case> = serde_json::from_str(&text).expect("the cases");
     let mut seen: Vec<(String, bool)> = Vec::new();
     cases.retain(|case| {
-        let key = (case.form.clone(), case.calls.is_empty());
+        let key = (case.syntax.clone(), case.calls.is_empty());
         let is_new = !seen.contains(&key);
         seen.push(key);
         is_new
@@ -112,10 +112,10 @@ fn tools() -> Value {
     ])
 }
 
-fn serve(script: &Script, form: &str) -> (Server, Directory) {
+fn serve(script: &Script, syntax: &str) -> (Server, Directory) {
     let directory = Directory::new();
     let (model, template) = (script.write(&directory), directory.write("template.jinja", TEMPLATE));
-    let server = Server::start(&["--model", &model, "--chat-template", &template, "--tool-call-format", form]);
+    let server = Server::start(&["--model", &model, "--chat-template", &template, "--tool-call-format", syntax]);
     (server, directory)
 }
 
@@ -154,14 +154,14 @@ fn chat(server: &Server, body: &Value) -> (Value, Vec<(String, String)>, String)
 }
 
 #[test]
-fn each_form_is_found_in_what_a_model_writes() {
+fn each_syntax_is_found_in_what_a_model_writes() {
     let mut script = Script::new(&CONTROLS);
     let cases: Vec<(usize, Case)> = cases().into_iter().map(|case| (script.answer(&case.text), case)).collect();
     let (server, _directory) = serve(&script, "none");
     for (n, case) in &cases {
         let body = json!({
             "messages": user(n - usize::from(case.in_reasoning)), "tools": tools(), "temperature": 0,
-            "tool_call_format": case.form, "reasoning_format": case.reasoning_form.as_deref().unwrap_or("none"),
+            "tool_call_format": case.syntax, "reasoning_format": case.reasoning_syntax.as_deref().unwrap_or("none"),
             "chat_template_kwargs": { "think": case.in_reasoning },
         });
         let (message, calls, reason) = chat(&server, &body);

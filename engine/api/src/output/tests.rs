@@ -12,7 +12,7 @@ use crate::tools::CallIds;
 struct Case {
     syntax: String,
     #[serde(default)]
-    reasoning_form: Option<String>,
+    reasoning_syntax: Option<String>,
     /// Whether the prompt ends with the marker of reasoning.
     #[serde(default)]
     in_reasoning: bool,
@@ -56,7 +56,7 @@ fn plan(syntax: &str, reasoning: Option<&str>) -> OutputPlan {
 
 impl Case {
     fn plan(&self) -> OutputPlan {
-        let mut plan = plan(&self.syntax, self.reasoning_form.as_deref());
+        let mut plan = plan(&self.syntax, self.reasoning_syntax.as_deref());
         plan.in_reasoning = self.in_reasoning;
         plan
     }
@@ -90,7 +90,7 @@ fn output(pieces: Vec<Piece>) -> Output {
 }
 
 #[test]
-fn each_form_is_parsed() {
+fn each_syntax_is_parsed() {
     let mut wrong = Vec::new();
     for case in cases() {
         let output = output(parse(&case.plan(), [&*case.text], false));
@@ -108,7 +108,7 @@ fn each_form_is_parsed() {
 }
 
 #[test]
-fn every_form_has_a_case() {
+fn every_syntax_has_a_case() {
     let cases = cases();
     for syntax in CALL_SYNTAXES {
         assert!(cases.iter().any(|case| case.syntax == syntax.name && !case.calls.is_empty()), "{}", syntax.name);
@@ -179,7 +179,7 @@ fn text_of_a_schema_may_contain_markers() {
 }
 
 #[test]
-fn names_of_forms_are_checked() {
+fn names_of_syntaxes_are_checked() {
     let names = SyntaxNames { calls: Some("qwen9"), reasoning: None };
     let error = names.check().expect_err("an unknown name");
     assert!(error.message.contains("expected auto, none or one of harmony, "), "{}", error.message);
