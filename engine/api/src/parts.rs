@@ -49,7 +49,7 @@ pub trait WireFormat {
     }
 }
 
-/// Writes one answer by an [`WireFormat`].
+/// Writes one answer by a [`WireFormat`].
 #[derive(Debug)]
 pub struct AnswerWriter<F> {
     parser: OutputParser,

@@ -97,7 +97,7 @@ pub struct AllowedCalls {
     pub is_forced: bool,
     /// Whether an answer may have several calls.
     pub parallel: bool,
-    /// GrammarSource of the calls.
+    /// Syntax of the calls.
     pub style: Box<CallStyle>,
     /// Output constraint of an answer without calls, and the path of the request field that defines it.
     pub answer: Option<(String, GrammarSource)>,

@@ -72,9 +72,9 @@ pub struct ChatFields {
     #[serde(alias = "reasoning_budget", default, deserialize_with = "size_limit")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<i64>, minimum = -1))]
     pub thinking_budget_tokens: Option<usize>,
-    /// GrammarSource of reasoning in answers: `auto`, the default, by the chat template; `none`: it is content; or a name.
+    /// Syntax of reasoning in answers: `auto`, the default, by the chat template; `none`: it is content; or a name.
     pub reasoning_format: Option<String>,
-    /// GrammarSource of tool calls in answers: `auto`, the default, by the chat template; `none`: they are content; or a name.
+    /// Syntax of tool calls in answers: `auto`, the default, by the chat template; `none`: they are content; or a name.
     pub tool_call_format: Option<String>,
     /// Expected content of the answer, `{"type": "content", "content": ...}`: a draft that makes an answer like it
     /// faster and changes no byte.
@@ -189,10 +189,10 @@ impl ChatFields {
         Ok(variables)
     }
 
-    /// How answers are parsed, of a model with these forms; `defaults` are the names of requests that have none.
+    /// The parser of answers of a model with these syntaxes; `defaults` are the names for requests that give none.
     ///
     /// # Errors
-    /// A name of a form that does not exist.
+    /// An unknown name of a syntax.
     pub fn output(&self, forms: ModelSyntax, defaults: SyntaxNames<'_>) -> Result<OutputPlan, ApiError> {
         // llama-server's name for reasoning in a field of its own
         let reasoning = self.reasoning_format.as_deref().map(|name| if name == "deepseek" { "auto" } else { name });

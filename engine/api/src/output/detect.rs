@@ -15,9 +15,9 @@ use crate::tools::CallIds;
 /// The syntaxes of a model.
 #[derive(Debug, Clone, Copy)]
 pub struct ModelSyntax {
-    /// GrammarSource of tool calls.
+    /// Syntax of tool calls.
     pub calls: &'static CallSyntax,
-    /// GrammarSource of reasoning.
+    /// Syntax of reasoning.
     pub reasoning: Option<&'static ReasoningSyntax>,
 }
 

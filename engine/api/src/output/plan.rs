@@ -57,9 +57,9 @@ pub struct OutputPlan {
 /// Names of syntaxes: `auto` by the chat template, `none`, or a name of the table.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SyntaxNames<'a> {
-    /// GrammarSource of tool calls.
+    /// Syntax of tool calls.
     pub calls: Option<&'a str>,
-    /// GrammarSource of reasoning.
+    /// Syntax of reasoning.
     pub reasoning: Option<&'a str>,
 }
 

@@ -99,8 +99,8 @@ settings! {
     watch_config "watch-config" bool = false, "BOOL", "Reload the settings file when it changes, as on SIGHUP";
     fault_injection "fault-injection" bool = false, "BOOL", "Let administrators make workers fail, to test failover";
     chat_template "chat-template" Option<String> = None, "NAME|FILE", "Chat template: the name of a built-in one, or a file [default: the model's own, else chatml]" per model;
-    tool_call_format "tool-call-format" String = "auto".into(), "NAME", "GrammarSource of tool calls in answers: auto (by the chat template), none (they are content), or a name such as hermes, mistral or llama3" per model;
-    reasoning_format "reasoning-format" String = "auto".into(), "NAME", "GrammarSource of reasoning in answers: auto (by the chat template), none (it is content), or a name such as think or mistral" per model;
+    tool_call_format "tool-call-format" String = "auto".into(), "NAME", "Syntax of tool calls in answers: auto (by the chat template), none (they are content), or a name such as hermes, mistral or llama3" per model;
+    reasoning_format "reasoning-format" String = "auto".into(), "NAME", "Syntax of reasoning in answers: auto (by the chat template), none (it is content), or a name such as think or mistral" per model;
     ctx_size "ctx-size" Option<usize> = None, "N" in 1.0..=16_777_216.0, "Context size in tokens, prompt and output together [default: the model's training context, at most 8192]" per model;
     max_seqs "max-seqs" usize = 32, "N" in 1.0..=1024.0, "Sequences that run in one batch; further requests wait in the queue" per model;
     batch_tokens "batch-tokens" usize = 128, "N" in 1.0..=65_536.0, "Maximum tokens of an engine step, at least max-seqs; longer prompts are processed in several steps" per model;

@@ -60,7 +60,7 @@ pub enum Credential<'a> {
     Signature(&'a str),
 }
 
-/// GrammarSource of a line in a file of keys.
+/// Format of a line in a file of keys.
 const LINE: &str = "KEY, cert:NAME or hmac:ID:SECRET, then [TENANT [SHARE]] [max-priority=high|normal|low]";
 /// Option of a line: the highest priority across tenants.
 const MAX_PRIORITY: &str = "max-priority=";
