@@ -62,7 +62,7 @@ impl Key {
     /// Reads the file of a key.
     ///
     /// # Errors
-    /// If its content is no key ([`key_file::read`]).
+    /// If its content is no key (`key_file::read`).
     pub fn read(path: &Path) -> Result<Key, KeyFileError> {
         let bytes = key_file::read(path)?;
         Key::new(&bytes).ok_or_else(|| KeyFileError::Invalid { path: path.into(), found: "an unusable key".into() })

@@ -42,7 +42,7 @@ pub fn others(path: &Path) -> Vec<PathBuf> {
 }
 
 impl AuditTrail {
-    /// Opens the logs or creates them; see [`AuditLog::open`].
+    /// Opens the logs or creates them; see `AuditLog::open`.
     ///
     /// # Errors
     /// If one of them cannot be opened.
