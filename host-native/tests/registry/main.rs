@@ -256,8 +256,8 @@ fn an_interrupted_download_loses_no_part() {
     hub.seen();
     home.ok(&hub, &["pull", "hf:o/r"]);
     let ranges: Vec<String> = hub.seen().into_iter().filter_map(|seen| seen.range).collect();
-    // the first request learns the size; the complete part is not asked for again
-    assert!(ranges[1..].iter().all(|range| !range.starts_with("bytes=0-")), "{ranges:?}");
+    // a request for the first bytes learns the size; the complete part is not asked for again
+    assert!(ranges.iter().filter(|range| range.starts_with("bytes=0-")).count() <= 1, "{ranges:?}");
     let blob = home.0.join("store/blobs").join(digest(&content));
     assert!(fs::read(&blob).expect("a blob") == content);
 }
