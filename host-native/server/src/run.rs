@@ -145,11 +145,12 @@ fn flush(server: &Server) -> Result<(), Failure> {
 
 async fn serve(server: &Arc<Server>, sockets: Sockets) -> Result<(), Failure> {
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    // before the URL is printed: until then SIGHUP ends the process
+    let mut hangup = signal(SignalKind::hangup())?;
     let connections = Connections::accept(server, sockets)?;
     // a program that starts the server with port 0 reads the port from here
     writeln!(stdout(), "{}", connections.url)?;
     stdout().flush()?;
-    let mut hangup = signal(SignalKind::hangup())?;
     loop {
         tokio::select! {
             _ = term.recv() => break,
