@@ -20,10 +20,11 @@ target=$(cd "$target" && pwd)
 out=$target/wasm
 PATH=$target/tools/bin:$PATH
 
+# Modules are smaller with LTO
+export CARGO_PROFILE_RELEASE_LTO=thin
+
 # Panic messages have the same paths on every machine, without a user's directories
 flags=
-# smaller modules
-export CARGO_PROFILE_RELEASE_LTO=thin
 for folder in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/ "$(rustc --print sysroot)/lib/rustlib/src/rust/"; do
     flags="$flags --remap-path-prefix=$folder="
 done
