@@ -44,21 +44,21 @@ pub struct Config {
     pub causal: bool,
     /// Of models that generate by diffusion ([`crate::diffusion`]).
     pub diffusion: Option<DiffusionConfig>,
-    /// All norms.
+    /// Kind and epsilon that all norms share.
     pub norm: NormConfig,
-    /// Names of tensors.
+    /// Names by which the family's files have tensors.
     pub names: TensorNames,
-    /// Embeddings.
+    /// Factors, positions and norms of what enters the first layer.
     pub embedding: EmbeddingConfig,
-    /// Attention.
+    /// What attention has in common in all layers.
     pub attention: AttentionConfig,
     /// Recurrent layers, if the model has any.
     pub recurrent: Option<RecurrentConfig>,
-    /// Feed-forwards.
+    /// Activation and experts, which all feed-forwards share.
     pub ffn: FfnConfig,
-    /// Residual streams.
+    /// Order of norms and residual sums, and number of residual streams.
     pub residual: ResidualConfig,
-    /// Heads.
+    /// Scale and soft cap of logits, pooling, classification, multi-token prediction.
     pub output: OutputConfig,
     /// Per-layer parameters.
     pub layers: Vec<LayerConfig>,
@@ -88,11 +88,11 @@ pub struct LayerConfig {
     pub block: usize,
     /// What mixes the tokens of a sequence.
     pub mixer: MixerKind,
-    /// Attention.
+    /// Heads, window, RoPE and KV cache of this layer's attention.
     pub attention: LayerAttention,
     /// Offset of the layer's state in the recurrent state of a sequence.
     pub state_at: usize,
-    /// The feed-forward.
+    /// Width, limits and routing of this layer's feed-forward.
     pub ffn: LayerFfn,
     /// Factor on the residual stream after the layer.
     pub output_scale: f32,
